@@ -1,0 +1,147 @@
+"""What a cycle costs beyond its forwards: cycle time minus the draft's and the target's compute, as the replicas
+account for it, over real processes on loopback.
+
+    python -m benchmarks.overhead [--quick] [--json FILE] [--model FOLDER]
+
+One and eight sessions, `memory://` and `redis://`, tracing off and on, k = 4 n-gram drafts. With eight sessions a
+message also waits for the forward that runs when it arrives; that time is the replica's queue, shown on its own.
+Configurations alternate within a run. `tokens/s` compares tracing on with tracing off on the same stack."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.models import prepared
+from benchmarks.report import Row, parser, percentile, report
+from protos.generation_pb2 import Chunk, CycleTiming
+from specdec.edge.client import Client
+from specdec.edge.cluster import Cluster, ClusterSpec
+from tests.otlp_receiver import otlp_receiver
+from tests.redis_server import RedisProcess
+
+PROMPT = "Repeat this line again and again: the quick brown fox jumps over the lazy dog.\n" * 3
+NUM_DRAFT_TOKENS = 4
+GOAL_MS = 1.5  # p50 of one session's overhead
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+@dataclass
+class Sample:
+    """Of one configuration, gathered over the rounds. Times in milliseconds."""
+
+    overhead: list[float] = field(default_factory=list)
+    queue: list[float] = field(default_factory=list)
+    cycle: list[float] = field(default_factory=list)
+    tokens_per_second: list[float] = field(default_factory=list)
+
+    def add(self, timing: CycleTiming) -> None:
+        queue = timing.draft_queue_us + timing.verify_queue_us
+        compute = timing.draft_compute_us + timing.verify_compute_us
+        self.cycle.append(timing.cycle_us / 1e3)
+        self.queue.append(queue / 1e3)
+        self.overhead.append((timing.cycle_us - compute - queue) / 1e3)
+
+
+async def one_session(client: Client, tokens: int, sample: Sample) -> int:
+    """Tokens received. The first cycle computes the prompt and is left out."""
+    count, first = 0, True
+    async for event in client.generate(
+        text=PROMPT, max_tokens=tokens, ignore_eos=True, temperature=0.0, num_draft_tokens=NUM_DRAFT_TOKENS
+    ):
+        if isinstance(event, Chunk):
+            count += len(event.tokens)
+            if not first:
+                sample.add(event.timing)
+            first = False
+    return count
+
+
+async def measure(address: str, sessions: int, tokens: int, sample: Sample) -> None:
+    clock = asyncio.get_running_loop().time
+    async with Client(address) as client:
+        start = clock()
+        counts = await asyncio.gather(*(one_session(client, tokens, sample) for _ in range(sessions)))
+        sample.tokens_per_second.append(sum(counts) / (clock() - start))
+
+
+async def run(model: str, rounds: int, tokens: int) -> list[Row]:
+    samples: dict[tuple[str, bool, int], Sample] = {}
+    with ExitStack() as exits:
+        folder = Path(exits.enter_context(tempfile.TemporaryDirectory()))
+        redis = exits.enter_context(RedisProcess())
+        receiver = exits.enter_context(otlp_receiver())
+        stores = {"memory://": "memory://", "redis://": redis.url}
+        for number in range(rounds):
+            for name, url in stores.items():
+                for tracing in (False, True):
+                    logs = folder / f"{number}-{name[:5]}-{tracing}"
+                    logs.mkdir()
+                    with environment(ENDPOINT, receiver.endpoint if tracing else None):
+                        cluster = Cluster(ClusterSpec(model, store=url), logs, lambda line: None)
+                        async with cluster:
+                            await measure(cluster.address, 1, 16, Sample())  # warm-up
+                            for sessions in (1, 8):
+                                sample = samples.setdefault((name, tracing, sessions), Sample())
+                                await measure(cluster.address, sessions, tokens, sample)
+            print(f"round {number + 1} of {rounds} done", flush=True)
+    return rows_of(samples)
+
+
+def rows_of(samples: dict[tuple[str, bool, int], Sample]) -> list[Row]:
+    rows = []
+    for (store, tracing, sessions), sample in samples.items():
+        subject = f"{store} {sessions} session{'s' if sessions > 1 else ''}, tracing {'on' if tracing else 'off'}"
+        goal = ("goal", GOAL_MS) if sessions == 1 else ("", None)
+        rows += [
+            Row("overhead p50", subject, statistics.median(sample.overhead), "ms", *goal),
+            Row("overhead p99", subject, percentile(sample.overhead, 0.99), "ms"),
+            Row("queue p50", subject, statistics.median(sample.queue), "ms"),
+            Row("cycle p50", subject, statistics.median(sample.cycle), "ms"),
+        ]
+        off = samples[store, False, sessions]
+        if tracing:
+            rows.append(
+                Row(
+                    "tokens/s",
+                    subject,
+                    statistics.median(sample.tokens_per_second),
+                    "tokens/s",
+                    "tracing off",
+                    statistics.median(off.tokens_per_second),
+                )
+            )
+    return rows
+
+
+@contextmanager
+def environment(name: str, value: str | None) -> Iterator[None]:
+    """What the child processes inherit."""
+    before = os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = parser(__doc__.splitlines()[0])
+    arguments.add_argument("--model", default="smollm2", help="target: anything that specdec.lm.prepare takes")
+    options = arguments.parse_args(argv)
+    rounds, tokens = (1, 64) if options.quick else (5, 160)
+    rows = asyncio.run(run(prepared(options.model), rounds, tokens))
+    report("Overhead of a cycle", rows, options.json)
+
+
+if __name__ == "__main__":
+    main()

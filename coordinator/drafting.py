@@ -1,0 +1,164 @@
+"""Where a cycle's guesses come from: a drafter of the pool, else the coordinator's own n-gram, else nothing.
+No failure of a drafter ever reaches the client: that cycle runs without its draft, and the cause is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from functools import partial
+
+from coordinator.context import Context
+from coordinator.pool import Pool
+from coordinator.stream import CycleStream, Exchange, ReplicaLate
+from coordinator.turn import Turn
+from specdec.core import ngram
+from specdec.core.draft import NO_DRAFT, Draft, DraftKind
+from specdec.core.errors import DraftFault, ReplicaFault
+from specdec.core.laws import check_draft, check_draws
+from specdec.core.tree import DraftTree
+from specdec.edge.draft_codec import decode_draft_reply, encode_draft_request
+from specdec.edge.messages import DraftReply, DraftRequest, OpenSession, Refusal, Timing
+
+NO_TIMING = Timing()
+LATE_IN_A_ROW = 3  # late replies after which a drafter is set aside
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """draft: what will be judged; seconds: wall time it took; fallback: why it is not the pool's, None if it is;
+    timing: the replica's own account, if one answered; wasted: draft tokens asked for that came late or bad."""
+
+    draft: Draft
+    seconds: float
+    fallback: str | None = None
+    timing: Timing = NO_TIMING
+    wasted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """timeout: seconds a draft may take before anything is known about the drafter; support: M."""
+
+    timeout: float
+    support: int
+    vocab_size: int
+
+
+class Drafting:
+    """The draft side of one generation. Holds at most one stream, sticky until the replica fails or drains."""
+
+    def __init__(self, pool: Pool, turn: Turn, opening: OpenSession, limits: DraftLimits) -> None:
+        self._pool = pool
+        self._turn = turn
+        self._opening = opening
+        self._limits = limits
+        self._stream: CycleStream | None = None
+        self._late = 0
+        self._typical: float | None = None  # seconds per draft, running mean
+        self._decode = partial(decode_draft_reply, vocab_size=limits.vocab_size)
+        self.bytes_sent = 0
+        self.bytes_received = 0
+
+    @property
+    def drafter(self) -> str:
+        """Who is asked: as the request says, else the first that the replica in use (or any ready one) serves."""
+        if self._turn.drafter is not None:
+            return self._turn.drafter
+        replicas = [self._stream.replica] if self._stream is not None else self._pool.ready()
+        return next((name for replica in replicas for name in replica.info.drafters), "")
+
+    async def draft(self, context: Context, cycle: int, k: int, traceparent: str, tasks: asyncio.TaskGroup) -> Drafted:
+        """At most k draft tokens after `context`, checked. Never raises for a drafter's fault."""
+        if k == 0:
+            return Drafted(NO_DRAFT, 0.0)
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        cause = self._reopen(tasks) or self._outgrown(len(context) + k)
+        if cause is None:
+            try:
+                reply = await self._ask(context, cycle, k, traceparent)
+                draft = self._checked(reply, len(context))
+                seconds = clock() - start
+                self._observe(seconds)
+                return Drafted(draft, seconds, None, reply.timing)
+            except ReplicaLate as late:
+                cause = "late"
+                self._late += 1
+                if self._late >= LATE_IN_A_ROW:
+                    self.drop(late)
+            except DraftFault as fault:
+                cause = "bad_draft"
+                self.drop(fault)
+            except ReplicaFault as fault:
+                cause = "lost"
+                self.drop(fault)
+        own = Draft(DraftTree.chain(ngram.propose(context.ids, k)), drafter="ngram")
+        return Drafted(own, clock() - start, cause)
+
+    def drop(self, fault: ReplicaFault | None = None) -> None:
+        """Lets go of the stream; after a fault the replica is set aside too."""
+        stream, self._stream = self._stream, None
+        self._late, self._typical = 0, None
+        if stream is None:
+            return
+        self.bytes_sent += stream.bytes_sent
+        self.bytes_received += stream.bytes_received
+        stream.close()
+        if fault is not None and not stream.replica.load.draining:
+            self._pool.report(stream.replica, fault)
+
+    def _reopen(self, tasks: asyncio.TaskGroup) -> str | None:
+        """Makes sure of a stream; returns why there is none."""
+        if self._stream is not None and self._stream.alive and not self._stream.replica.load.draining:
+            return None
+        self.drop()
+        replica = self._pool.pick(drafter=self._turn.drafter)
+        if replica is None:
+            return "no_drafter"
+        self._stream = CycleStream(replica, replica.stub.Draft(), tasks)
+        return None
+
+    def _outgrown(self, length: int) -> str | None:
+        """A context beyond the drafter's window is not for it."""
+        assert self._stream is not None, "reopen gives a stream or a cause"
+        window = self._stream.replica.info.max_context
+        return "draft_context" if window and length > window else None
+
+    async def _ask(self, context: Context, cycle: int, k: int, traceparent: str) -> DraftReply:
+        """Once its pace is known, a drafter is waited for a few times as long at most."""
+        stream = self._stream
+        assert stream is not None, "asked without a stream"
+        budget = self._limits.timeout
+        if self._typical is not None:
+            budget = min(budget, 0.02 + 4 * self._typical)
+        opening = replace(self._opening, drafter=self.drafter)
+
+        def build(offset: int, first: bool) -> DraftRequest:
+            return DraftRequest(
+                cycle=cycle,
+                offset=offset,
+                token_ids=context.ids[offset:],
+                num_draft_tokens=min(k, stream.replica.info.max_nodes),
+                kind=DraftKind.SAMPLED if self._turn.sampled else DraftKind.CHOSEN,
+                support=self._limits.support,
+                budget_us=int(budget * 0.8e6),
+                traceparent=traceparent,
+                open=opening if first else None,
+            )
+
+        exchange = Exchange(build, encode_draft_request, self._decode)
+        return await stream.ask(exchange, context, cycle, budget)
+
+    def _checked(self, reply: DraftReply, base: int) -> Draft:
+        """The draft, its draws made again and compared; raises DraftFault."""
+        draft = reply.result
+        if isinstance(draft, Refusal):
+            raise DraftFault(f"refused: {draft.message}", reason=draft.reason)
+        assert isinstance(draft, Draft), "a stale reply was answered by the stream"
+        check_draft(draft, self._limits.vocab_size)
+        check_draws(draft, self._turn.seed, base)
+        return draft
+
+    def _observe(self, seconds: float) -> None:
+        self._late = 0
+        self._typical = seconds if self._typical is None else 0.8 * self._typical + 0.2 * seconds

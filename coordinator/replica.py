@@ -1,0 +1,95 @@
+"""One process of a pool, as this coordinator sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import grpc
+
+from protos import common_pb2, draft_pb2_grpc, target_pb2_grpc
+from specdec.edge.channel import open_channel
+from specdec.edge.codec import decode_info
+from specdec.edge.messages import Load, ReplicaInfo
+
+INFO_DEADLINE = 1.0  # seconds
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds in quarantine, doubling
+
+STUBS: dict[str, Any] = {"draft": draft_pb2_grpc.DraftServiceStub, "target": target_pb2_grpc.TargetServiceStub}
+
+
+class State(Enum):
+    CONNECTING = "connecting"
+    READY = "ready"
+    EXCLUDED = "excluded"  # answers, but cannot work with us
+
+
+class Replica:
+    """Holds the one channel to the process. `inflight`: streams of this coordinator that it serves; `leaving`: the name
+    service knows it no more."""
+
+    def __init__(self, address: str, role: str) -> None:
+        self.address = address
+        self.state = State.CONNECTING
+        self.reason = "not asked yet"
+        self._info: ReplicaInfo | None = None
+        self.load = Load()
+        self.inflight = 0
+        self.leaving = False
+        self._faults = 0
+        self._quarantined_until = 0.0
+        self._channel = open_channel(address)
+        self.stub: Any = STUBS[role](self._channel)
+
+    @property
+    def info(self) -> ReplicaInfo:
+        assert self._info is not None, f"{self.address} was used before it answered"
+        return self._info
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        return self._info.drafters if self._info is not None else ()
+
+    @property
+    def mismatch(self) -> str:
+        """What does not fit, as one word: the reason starts with it."""
+        return self.reason.partition(":")[0]
+
+    @property
+    def pressure(self) -> int:
+        """What a new session would wait behind."""
+        return self.load.queued + self.load.running + self.inflight
+
+    @property
+    def draining(self) -> bool:
+        """It wants its sessions to move; until they have, it serves them."""
+        return self.load.draining or self.leaving
+
+    def usable(self, now: float) -> bool:
+        return self.state is State.READY and not self.draining and now >= self._quarantined_until
+
+    def quarantine(self, now: float) -> float:
+        """Sets the replica aside; returns for how many seconds."""
+        pause = min(FIRST_PAUSE * 2**self._faults, LONGEST_PAUSE)
+        self._faults += 1
+        self._quarantined_until = now + pause
+        return pause
+
+    def forgive(self) -> None:
+        """A reply came and was found sound: earlier faults count no more."""
+        self._faults = 0
+
+    async def refresh(self, check: Callable[[ReplicaInfo], str | None]) -> None:
+        """Asks for Info and settles the state by it."""
+        try:
+            info = decode_info(await self.stub.Info(common_pb2.InfoRequest(), timeout=INFO_DEADLINE))
+        except grpc.aio.AioRpcError as error:
+            self.state, self.reason = State.CONNECTING, f"{error.code().name}: {error.details()}"
+            return
+        self._info, self.load = info, info.load
+        self.reason = check(info) or ""
+        self.state = State.EXCLUDED if self.reason else State.READY
+
+    async def close(self) -> None:
+        await self._channel.close()

@@ -1,0 +1,137 @@
+"""One session's stream to one replica: a message per cycle, replies matched by cycle, context by the context rule."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from coordinator.context import Context
+from coordinator.replica import Replica
+from specdec.core.errors import ReplicaFault, ResourceExhausted
+from specdec.edge.codec import decode_load, decode_stale
+
+Request = TypeVar("Request")  # DraftRequest or VerifyRequest
+Reply = TypeVar("Reply")
+
+
+OVERLOADED = ResourceExhausted.reason  # a replica that says so is sound, only full
+
+
+class ReplicaLost(ReplicaFault):
+    """The stream ended under us: the process is gone, or said why."""
+
+    reason = "REPLICA_LOST"
+
+
+class ReplicaLate(ReplicaFault):
+    """No reply within the budget."""
+
+    reason = "REPLICA_LATE"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange(Generic[Request, Reply]):
+    """How one kind of message travels. build(offset, first): the request that makes tokens[offset:] known, with the
+    opening if it is the stream's first."""
+
+    build: Callable[[int, bool], Request]
+    encode: Callable[[Request], Any]
+    decode: Callable[[Any, Request], Reply]
+
+
+class CycleStream:
+    """Owns the call and its one reader task. `held`: context tokens the replica holds once it has read all we sent."""
+
+    def __init__(self, replica: Replica, call: Any, tasks: asyncio.TaskGroup) -> None:
+        self.replica = replica
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._held = 0
+        self._opened = False
+        self._call = call
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._lost: ReplicaLost | None = None
+        replica.inflight += 1
+        tasks.create_task(self._read(), name=f"read-{replica.address}")
+
+    @property
+    def alive(self) -> bool:
+        return self._lost is None
+
+    def close(self) -> None:
+        """Frees the replica's side at once: a cancelled stream is how it learns that the session left."""
+        if self._lost is None:
+            self._lost = ReplicaLost(f"{self.replica.address}: closed")
+        self.replica.inflight -= 1
+        self._call.cancel()
+
+    async def ask(self, exchange: Exchange[Request, Reply], context: Context, cycle: int, timeout: float) -> Reply:
+        """The reply to one cycle's message; a replica that holds less of `context` than we thought is told the rest.
+
+        Raises ReplicaLate after `timeout` seconds, ReplicaLost if the stream ends, ReplicaFault if the replica asks
+        again for what it just got, or answers what cannot be decoded."""
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    offset = self._held
+                    request = exchange.build(offset, not self._opened)
+                    raw = await self._send(exchange.encode(request), cycle, len(context))
+                    self.replica.load = decode_load(raw.load)
+                    if raw.WhichOneof("result") != "stale":
+                        return exchange.decode(raw, request)
+                    self._held = decode_stale(raw.stale).held
+                    if self._held >= offset:
+                        raise ReplicaFault(
+                            f"{self.replica.address} holds {self._held}, yet refuses what starts at {offset}"
+                        )
+        except TimeoutError:
+            raise ReplicaLate(f"{self.replica.address}: no reply within {timeout:.3f} s") from None
+
+    async def _send(self, message: Any, cycle: int, length: int) -> Any:
+        if self._lost is not None:
+            raise self._lost
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[cycle] = future
+        try:
+            await self._call.write(message)
+            self._opened, self._held = True, length
+            self.bytes_sent += message.ByteSize()
+            return await future
+        except grpc.aio.AioRpcError as error:
+            raise self._ended(error) from None
+        except asyncio.InvalidStateError as error:
+            raise self._lost or ReplicaLost(f"{self.replica.address}: {error}") from None
+        except asyncio.CancelledError:
+            # A call that was cancelled elsewhere says so by cancelling whoever writes to it.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise ReplicaLost(f"{self.replica.address}: the call was cancelled") from None
+        finally:
+            self._waiting.pop(cycle, None)
+
+    async def _read(self) -> None:
+        lost = ReplicaLost(f"{self.replica.address}: the call was cancelled")
+        try:
+            async for reply in self._call:
+                self.bytes_received += reply.ByteSize()
+                future = self._waiting.get(reply.cycle)
+                if future is not None and not future.done():
+                    future.set_result(reply)
+            lost = ReplicaLost(f"{self.replica.address}: the stream ended")
+        except grpc.aio.AioRpcError as error:
+            lost = self._ended(error)
+        finally:
+            self._lost = self._lost or lost
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(lost)
+
+    def _ended(self, error: grpc.aio.AioRpcError) -> ReplicaLost:
+        """A replica that is full ends the stream too, but it is sound."""
+        reason = OVERLOADED if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED else None
+        return ReplicaLost(f"{self.replica.address}: {error.code().name}: {error.details()}", reason=reason)

@@ -1,0 +1,162 @@
+"""The target side of one generation: the same context and tree, on one verifier after another if need be, until a
+sound verification comes back or the patience ends. Verify is pure, so a retry harms nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+
+from coordinator.context import Context
+from coordinator.pool import Pool
+from coordinator.stream import OVERLOADED, CycleStream, Exchange
+from coordinator.turn import Turn
+from specdec.core.acceptance import check_verification
+from specdec.core.draft import Draft, DraftKind
+from specdec.core.errors import InvalidArgument, ReplicaFault, ResourceExhausted, SpecdecError, Unavailable
+from specdec.core.verification import Verification, VerifyForm
+from specdec.edge.messages import OpenSession, Refusal, Timing, VerifyReply, VerifyRequest
+from specdec.edge.verify_codec import decode_verify_reply, encode_verify_request
+
+OVERLOAD_PAUSE = 0.02  # seconds, doubling with each attempt
+ATTEMPTS = 4  # verifications tried for one cycle before the request fails
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """seconds: wall time of the whole verify phase, retries included; attempts: 1 when nothing failed."""
+
+    verification: Verification
+    seconds: float
+    timing: Timing
+    replica_id: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyLimits:
+    """timeout: seconds for one message; failover: seconds to wait for another verifier when none is ready."""
+
+    timeout: float
+    failover: float
+    vocab_size: int
+
+
+class Verifying:
+    """Holds at most one stream, sticky until the replica fails or drains. A session pins its target fingerprint."""
+
+    def __init__(self, pool: Pool, turn: Turn, opening: OpenSession, fingerprint: str, limits: VerifyLimits) -> None:
+        self._pool = pool
+        self._turn = turn
+        self._opening = opening
+        self._fingerprint = fingerprint
+        self._limits = limits
+        self._stream: CycleStream | None = None
+        self._avoid: frozenset[str] = frozenset()
+        self._left_for: str | None = None  # why the stream before the present one was left
+        self._decode = partial(decode_verify_reply, vocab_size=limits.vocab_size, logprobs=turn.params.logprobs)
+        self.bytes_sent = 0
+        self.bytes_received = 0
+
+    async def verify(
+        self, context: Context, draft: Draft, cycle: int, traceparent: str, tasks: asyncio.TaskGroup
+    ) -> Verified:
+        """The laws of `draft`'s tree after `context`. Raises Unavailable when no verifier answers, InvalidArgument
+        when the request leaves no token possible, SpecdecError when every verifier answers nonsense."""
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        for attempt in range(1, ATTEMPTS + 1):
+            stream = await self._open(tasks)
+            try:
+                reply = await self._ask(stream, context, draft, cycle, traceparent)
+                verification = self._checked(reply, draft)
+            except ReplicaFault as fault:
+                self.drop(fault)
+                if attempt == ATTEMPTS:
+                    raise _final(fault) from fault
+                if fault.reason == OVERLOADED:
+                    await asyncio.sleep(OVERLOAD_PAUSE * 2**attempt)
+                continue
+            stream.replica.forgive()
+            # A replica that drains serves on until another can: better a stream cut by its end than a request failed now.
+            if stream.replica.draining and self._pool.ready(fingerprint=self._fingerprint):
+                self.drop()
+            replica_id = stream.replica.info.replica_id
+            return Verified(verification, clock() - start, reply.timing, replica_id, attempt)
+        raise AssertionError("every attempt returns, raises or leads to the next")
+
+    def drop(self, fault: ReplicaFault | None = None) -> None:
+        """Lets go of the stream; after a fault the replica is set aside, and avoided by this session."""
+        stream, self._stream = self._stream, None
+        if stream is None:
+            return
+        self.bytes_sent += stream.bytes_sent
+        self.bytes_received += stream.bytes_received
+        stream.close()
+        self._avoid = frozenset({stream.replica.address})
+        self._left_for = "DRAINING" if fault is None else fault.reason
+        if fault is not None and fault.reason != OVERLOADED and not stream.replica.draining:
+            self._pool.report(stream.replica, fault)
+
+    async def _open(self, tasks: asyncio.TaskGroup) -> CycleStream:
+        if self._stream is None:
+            await self._pool.wait_ready(self._limits.failover, fingerprint=self._fingerprint)
+            replica = self._pool.pick(fingerprint=self._fingerprint, avoid=self._avoid)
+            assert replica is not None, "a ready pool has a replica to pick"
+            if self._left_for is not None:
+                self._pool.reopened(self._left_for)
+            self._stream = CycleStream(replica, replica.stub.Verify(), tasks)
+        return self._stream
+
+    async def _ask(
+        self, stream: CycleStream, context: Context, draft: Draft, cycle: int, traceparent: str
+    ) -> VerifyReply:
+        form = _form(draft)
+
+        def build(offset: int, first: bool) -> VerifyRequest:
+            return VerifyRequest(
+                cycle=cycle,
+                offset=offset,
+                token_ids=context.ids[offset:],
+                tree=draft.tree,
+                form=form,
+                supports=tuple(law.ids for law in draft.laws),
+                want_child_p=self._measures_alpha(draft),
+                budget_us=int(self._limits.timeout * 1e6),
+                traceparent=traceparent,
+                open=self._opening if first else None,
+            )
+
+        exchange = Exchange(build, encode_verify_request, self._decode)
+        return await stream.ask(exchange, context, cycle, self._limits.timeout)
+
+    def _measures_alpha(self, draft: Draft) -> bool:
+        """p(x) is the exact acceptance chance of a deterministic draft; p/q replies carry alpha anyway."""
+        deterministic = draft.kind is DraftKind.CHOSEN and not draft.coupled
+        return deterministic and draft.tree.num_draft_tokens > 0 and not self._turn.params.greedy
+
+    def _checked(self, reply: VerifyReply, draft: Draft) -> Verification:
+        """A refusal that names a field is the caller's mistake; any other is the replica's trouble."""
+        result = reply.result
+        if isinstance(result, Refusal):
+            if result.field:
+                raise InvalidArgument(result.field, result.reason, result.message)
+            raise ReplicaFault(result.message, reason=result.reason)
+        assert isinstance(result, Verification), "a stale reply was answered by the stream"
+        check_verification(draft, result, _form(draft), self._limits.vocab_size)
+        return result
+
+
+def _form(draft: Draft) -> VerifyForm:
+    """Sampled drafts are judged by their laws, everything else by the target's own draws."""
+    sampled = draft.kind is not DraftKind.CHOSEN and draft.tree.num_draft_tokens > 0
+    return VerifyForm.PQ if sampled else VerifyForm.Y
+
+
+def _final(fault: ReplicaFault) -> SpecdecError:
+    message = f"no sound verification in {ATTEMPTS} attempts; the last: {fault}"
+    if fault.reason == OVERLOADED:
+        return ResourceExhausted(message)
+    if fault.reason in ("REPLICA_LOST", "REPLICA_LATE"):
+        return Unavailable(message, reason="NO_TARGET")
+    return SpecdecError(message, reason=fault.reason)

@@ -1,0 +1,64 @@
+"""`python -m draft_service`: one drafter replica. `--help` lists the flags; environment variables have their names."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+
+from draft_service.config import DraftConfig
+from draft_service.drafters import DRAFTERS, Drafter
+from draft_service.lane import Lane
+from draft_service.service import DraftService
+from protos import draft_pb2_grpc
+from specdec.core.errors import ConfigError
+from specdec.edge.config import exit_with, load_config
+from specdec.edge.logging import configure_logging
+from specdec.edge.server import GrpcServer, run_until_signal
+from specdec.edge.telemetry import ReplicaMetrics, Telemetry
+
+PROG = "draft_service"
+_log = logging.getLogger(PROG)
+
+
+async def serve(config: DraftConfig, env: Mapping[str, str]) -> None:
+    """Returns after SIGTERM or SIGINT. Raises ConfigError for what only loading can tell."""
+    with Telemetry.start("specdec-draft", env=env, metrics_port=config.metrics_port) as telemetry:
+        metrics = ReplicaMetrics(telemetry)
+        replica_id = config.replica_id or f"{os.uname().nodename}:{os.getpid()}"
+        service = DraftService(config, telemetry, metrics, replica_id=replica_id)
+        register = partial(draft_pb2_grpc.add_DraftServiceServicer_to_server, service)
+        async with (
+            GrpcServer({"specdec.v1.DraftService": register}, host=config.host, port=config.port) as server,
+            AsyncExitStack() as stack,
+        ):
+            drafters = await asyncio.to_thread(load_drafters, config, metrics)
+            lanes = {name: Lane(name, drafter, queue_limit=config.queue_limit) for name, drafter in drafters.items()}
+            for lane in lanes.values():
+                await stack.enter_async_context(lane)
+            service.open(lanes)
+            await server.set_serving(True)
+            _log.info("serving %s on %s:%d", ", ".join(lanes), config.host, server.port)
+            await run_until_signal(server, service.drain, config.drain_grace)
+
+
+def load_drafters(config: DraftConfig, metrics: ReplicaMetrics) -> dict[str, Drafter]:
+    """Blocking. Raises ConfigError."""
+    return {name: DRAFTERS[name](config, metrics) for name in config.drafters}
+
+
+def main() -> None:
+    config = load_config(DraftConfig, sys.argv[1:], os.environ, PROG)
+    try:
+        configure_logging("draft")
+        asyncio.run(serve(config, os.environ))
+    except ConfigError as error:
+        exit_with(error, PROG)
+
+
+if __name__ == "__main__":
+    main()

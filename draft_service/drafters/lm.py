@@ -1,0 +1,206 @@
+"""A small language model as drafter: chains, with KV of its own, batched over sessions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+
+from draft_service.drafters import DraftJob, DraftModel
+from draft_service.drafters.chain import Chain
+from draft_service.drafters.forward_cost import ForwardCost
+from draft_service.session import DraftSession
+from specdec.core.draft import Draft
+from specdec.core.errors import InvalidArgument, ReplicaFault, ResourceExhausted, SpecdecError
+from specdec.core.tree import Ids
+from specdec.edge.telemetry import ReplicaMetrics
+from specdec.lm.kv import KVSequence
+from specdec.lm.loading import Dtype, LoadedModel, load_model
+from specdec.lm.runner import Runner, Segment
+
+if TYPE_CHECKING:
+    from draft_service.config import DraftConfig
+
+
+class LmDrafter:
+    """Each forward takes of every session what it has pending: context not computed yet, in chunks, at most
+    `token_budget` rows of all sessions together, or its last draft token. A session's KV stays between jobs; the
+    longest prefix that it shares with the next context, drafts that came true included, is not computed again.
+
+    A job that would miss its deadline with one more forward is answered with the tokens it has, none while its
+    context is not computed; what was computed stays. When the pool is full, the sessions least recently drafted for
+    lose their KV, and compute it again when they come back."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        metrics: ReplicaMetrics,
+        *,
+        token_budget: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runner = runner
+        self._metrics = metrics
+        self._token_budget = token_budget
+        self._clock = clock
+        self._cost = ForwardCost()
+        self._sequences: dict[DraftSession, KVSequence] = {}  # least recently used first
+        self._chains: dict[DraftSession, Chain] = {}  # of jobs that come again
+        self.kv_total = self.kv_free = runner.pool.capacity
+        self.model = _identity(runner.loaded, self.kv_total)
+
+    def propose(self, jobs: Sequence[DraftJob]) -> list[Draft | SpecdecError | None]:
+        busy = {job.session for job in jobs}
+        assert len(busy) == len(jobs), "two jobs of one session"
+        chains = [self._chain(job, busy) for job in jobs]
+        while active := [chain for chain in chains if chain.outcome is None]:
+            if batch := self._plan(active):
+                self._forward(batch)
+            if any(chain.outcome is not None or chain.catching_up for chain in chains):
+                break
+        self._chains = {chain.job.session: chain for chain in active if chain.outcome is None}
+        self.kv_free = self._runner.pool.kv_free
+        return [chain.outcome for chain in chains]
+
+    def close(self, session: DraftSession) -> None:
+        self._chains.pop(session, None)
+        if (sequence := self._sequences.pop(session, None)) is not None:
+            sequence.release()
+        self.kv_free = self._runner.pool.kv_free
+
+    def warm_up(self) -> None:
+        """First forwards are slow and say nothing about the later ones: not to be learned from, nor waited for."""
+        for rows in (1, min(self._token_budget, self.model.max_context)):
+            for attempt in range(2):
+                sequence = self._runner.new_sequence()
+                begun = self._clock()
+                self._runner.forward([Segment(sequence, np.zeros(rows, dtype=np.uint32), wanted=1)])
+                if attempt:
+                    self._cost.observe(rows, self._clock() - begun)
+                sequence.release()
+
+    def _chain(self, job: DraftJob, busy: set[DraftSession]) -> Chain:
+        """The job's chain: as it was left, or begun, or finished already where there is nothing to do."""
+        chain = self._chains.get(job.session)
+        if chain is not None and chain.job is job:
+            return chain
+        sequence = self._sequences.pop(job.session, None) or self._runner.new_sequence()
+        self._sequences[job.session] = sequence
+        room = self.model.max_context - len(job.context)
+        chain = Chain(job, sequence, max(0, min(job.num_draft_tokens, room)))
+        if (error := self._refusal(job)) is not None:
+            chain.outcome = error
+        elif not chain.limit:
+            sequence.release()  # a context beyond the window only grows
+            chain.finish()
+        elif not self._reserve(chain, busy):
+            chain.finish()
+        return chain
+
+    def _refusal(self, job: DraftJob) -> SpecdecError | None:
+        if not len(job.context):
+            return InvalidArgument("token_ids", [], "a language model needs at least one token of context")
+        biased = max((id_ for id_, _ in job.params.logit_bias), default=0)
+        if biased >= self.model.vocab_size:
+            remedy = f"must be below the vocabulary size {self.model.vocab_size}"
+            return InvalidArgument("logit_bias_ids", biased, remedy)
+        return None
+
+    def _reserve(self, chain: Chain, busy: set[DraftSession]) -> bool:
+        """Makes room for context and draft, taking it from idle sessions; where that is not enough, the draft is cut.
+        Whether there is room for anything."""
+        context, sequence, pool = chain.job.context, chain.sequence, self._runner.pool
+        sequence.rewind(context[:-1])
+        idle = iter([session for session in self._sequences if session not in busy])
+        while True:
+            try:
+                sequence.reserve(len(context) - 1 + chain.limit)
+                return True
+            except ResourceExhausted:
+                victim = next(idle, None)
+            if victim is not None:
+                self._sequences.pop(victim).release()
+                continue
+            chain.limit = pool.kv_free + sequence.allocated - (len(context) - 1)
+            if chain.limit < 1:
+                return False
+
+    def _plan(self, active: list[Chain]) -> list[tuple[Chain, Ids]]:
+        """The next forward: which tokens of which chains, the shortest first, so that a long context does not hold up
+        the others. Finishes the chains for which no forward would end in time."""
+        now = self._clock()
+        waiting = sorted(active, key=lambda chain: chain.job.deadline)
+        while waiting:
+            left = waiting[0].job.deadline - now
+            wanted = min(self._token_budget, sum(len(chain.pending) for chain in waiting))
+            rows = self._cost.rows_within(left, wanted) if left > 0 else 0
+            if rows:
+                return _packed(waiting, rows)
+            chain = waiting.pop(0)
+            if left > 0 and not chain.begun:
+                self._cost.doubt()
+            chain.finish()
+        return []
+
+    def _forward(self, batch: list[tuple[Chain, Ids]]) -> None:
+        begun = self._clock()
+        segments = [Segment(chain.sequence, ids, wanted=int(len(ids) == len(chain.pending))) for chain, ids in batch]
+        for chain, ids in batch:
+            chain.begun = True
+            chain.job.session.computed_tokens += len(ids) if chain.catching_up else 0
+        logits = self._runner.forward(segments)
+        for (chain, _), last in zip(batch, logits, strict=True):
+            if len(last):
+                self._extend(chain, last)
+        rows, seconds = sum(segment.rows for segment in segments), self._clock() - begun
+        self._cost.observe(rows, seconds)
+        self._metrics.forwards.add()
+        self._metrics.rows.add(rows)
+        self._metrics.batch_size.record(len(batch))
+        self._metrics.compute_seconds.record(seconds)
+
+    def _extend(self, chain: Chain, logits: torch.Tensor) -> None:
+        try:
+            chain.extend(logits, self.model.vocab_size)
+            self._metrics.draws.add()
+        except SpecdecError as error:
+            chain.outcome = error
+            if isinstance(error, ReplicaFault):
+                chain.sequence.release()  # what made NaN once makes it again
+
+
+def _packed(chains: list[Chain], rows: int) -> list[tuple[Chain, Ids]]:
+    batch = []
+    for chain in sorted(chains, key=lambda chain: len(chain.pending)):
+        if len(ids := chain.pending[:rows]):
+            batch.append((chain, ids))
+            rows -= len(ids)
+    return batch
+
+
+def _identity(loaded: LoadedModel, kv_tokens: int) -> DraftModel:
+    return DraftModel(
+        name=loaded.name,
+        fingerprint=loaded.fingerprint,
+        vocab_size=loaded.vocab_size,
+        tokenizer_hash=loaded.tokenizer_hash,
+        dtype=loaded.dtype,
+        max_context=min(loaded.max_context, kv_tokens),
+        eos_ids=loaded.eos_ids,
+    )
+
+
+def build(config: DraftConfig, metrics: ReplicaMetrics) -> LmDrafter:
+    """Loads the model: blocking, seconds to minutes. Raises ConfigError."""
+    assert config.model is not None, "checked by the configuration"
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    loaded = load_model(
+        config.model, dtype=cast(Dtype, config.dtype), device=config.device, num_layers=config.num_layers
+    )
+    drafter = LmDrafter(Runner(loaded, config.kv_tokens), metrics, token_budget=config.token_budget)
+    drafter.warm_up()
+    return drafter

@@ -1,0 +1,185 @@
+"""Acceptance rules: pure functions from a draft, the target's answer and uniforms to what is emitted. What
+they emit is distributed as the target alone would have it (algorithms.md, sections 0 to 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec.core.draft import Draft, DraftKind, DraftLaw
+from specdec.core.errors import ReplicaFault
+from specdec.core.laws import draw
+from specdec.core.tree import DraftTree, Ids
+from specdec.core.verification import NO_OUTSIDE, Logprobs, TargetLaw, Verification, VerifyForm
+
+Floats = NDArray[np.float64]
+MASS_TOLERANCE = 1e-3  # float32 sums over a long vocabulary stay well within it, a wrong law does not
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """nodes: the accepted draft nodes from the root down, root excluded. token: the last token emitted, the
+    bonus token if `bonus` (drawn at a leaf: nothing was rejected), else the recovered one.
+
+    alphas: the exact chance that the draft goes on, one per judged node on the way. p/q form: sum of min(p,
+    q), for several siblings that of the first. y-form: the target's mass on the children, if their p came.
+    None for coupled drafts, whose acceptance can only be counted."""
+
+    nodes: tuple[int, ...]
+    token: int
+    bonus: bool
+    alphas: tuple[float, ...] = ()
+
+
+Rule = Callable[[Draft, Verification, Floats], Acceptance]
+
+
+def emitted(draft: Draft, acceptance: Acceptance) -> Ids:
+    """uint32[accepted + 1]: the tokens to commit, the recovered or bonus token last."""
+    tokens = [*(draft.tree.token(node) for node in acceptance.nodes), acceptance.token]
+    return np.array(tokens, dtype=np.uint32)
+
+
+def follow(draft: Draft, verification: Verification, uniforms: Floats) -> Acceptance:
+    """The y-form (section 0): walk down the tree while some child equals the target's own draw. Exact for any
+    draft, since every token emitted is a y; `uniforms` is not read."""
+    assert verification.form is VerifyForm.Y, "the y-form judges by the target's own draws"
+    tree, child_p = draft.tree, verification.child_p
+    nodes: list[int] = []
+    alphas: list[float] = []
+    node = 0
+    while True:
+        y = int(verification.drawn[node])
+        children = {tree.token(child): child for child in reversed(tree.children[node])}
+        if children and child_p is not None and not draft.coupled:
+            alphas.append(min(1.0, float(sum(child_p[child - 1] for child in children.values()))))
+        if y not in children:
+            return Acceptance(tuple(nodes), y, not children, tuple(alphas))
+        node = children[y]
+        nodes.append(node)
+
+
+def token_rule(draft: Draft, verification: Verification, uniforms: Floats) -> Acceptance:
+    """Modified rejection sampling, token by token (Leviathan et al. 2023, Chen et al. 2023), on trees sibling
+    by sibling (SpecInfer, Miao et al. 2024; without replacement: Yang et al. 2024), on sparse laws (section
+    5).
+
+    uniforms: float64[nodes], the ACCEPT numbers: number i judges node i, number 0 draws from the residual."""
+    assert verification.form is VerifyForm.PQ, "the token rule needs the target's laws"
+    assert draft.kind is not DraftKind.CHOSEN or not draft.tree.num_draft_tokens, (
+        "chosen drafts have no law to judge them by: use the y-form"
+    )
+    tree = draft.tree
+    order = {node: i for i, node in enumerate(tree.inner_nodes)}
+    nodes: list[int] = []
+    alphas: list[float] = []
+    node = 0
+    while tree.children[node]:
+        law, target = draft.laws[order[node]], verification.laws[order[node]]
+        p, tail = _normalised(target)
+        alphas.append(float(np.minimum(p, law.q).sum()))
+        xs = [int(np.flatnonzero(law.ids == tree.token(child))[0]) for child in tree.children[node]]
+        us = [float(uniforms[child]) for child in tree.children[node]]
+        winner, p, tail = _judge(p, tail, law.q, xs, us, draft.kind)
+        if winner is None:
+            index = draw(np.append(p, tail), float(uniforms[0]))
+            token = int(verification.drawn[node] if index == len(p) else law.ids[index])
+            assert token != NO_OUTSIDE, "mass outside but no sample of it: check_verification was left out"
+            return Acceptance(tuple(nodes), token, False, tuple(alphas))
+        node = tree.children[node][winner]
+        nodes.append(node)
+    return Acceptance(tuple(nodes), int(verification.drawn[node]), True, tuple(alphas))
+
+
+def _normalised(target: TargetLaw) -> tuple[Floats, float]:
+    p = target.p.astype(np.float64)
+    mass = float(p.sum()) + target.tail
+    p /= mass
+    return p, target.tail / mass
+
+
+def _judge(
+    p: Floats, tail: float, q: Floats, xs: list[int], us: list[float], kind: DraftKind
+) -> tuple[int | None, Floats, float]:
+    """The first child that is accepted, by its place among the siblings, or None; and the law that is left: p on the
+    support and the mass outside. Clipping and renormalising never touch the proportions outside, so the one outside
+    sample stays valid throughout.
+
+    p, q: float64[m]; xs: the children's indices in drawing order; us: their uniforms."""
+    for i, (x, u) in enumerate(zip(xs, us, strict=True)):
+        assert q[x] > 0, "a child that its law cannot draw: check_draft was left out"
+        if u * q[x] < p[x]:
+            return i, p, tail
+        rest = np.maximum(p - q, 0.0)
+        mass = float(rest.sum()) + tail
+        if mass > 0:  # else p = q: only rounding can have rejected, and the draw is from p
+            p, tail = rest / mass, tail / mass
+        if kind is DraftKind.SAMPLED_WITHOUT_REPLACEMENT:
+            q = q.copy()
+            q[x] = 0.0
+            q /= q.sum() or 1.0
+    return None, p, tail
+
+
+RULES: dict[str, Rule] = {"coupled": follow, "rejection": token_rule}
+
+
+def check_verification(draft: Draft, verification: Verification, form: VerifyForm, vocab_size: int) -> None:
+    """Raises ReplicaFault unless the answer can be judged: in the form that was asked for, of the draft's
+    shape, with finite laws of mass 1 and every token that could be emitted within the vocabulary. `draft`
+    must have passed `check_draft`, and have laws if the form is PQ."""
+    tree, drawn = draft.tree, verification.drawn
+    if verification.form is not form:
+        raise ReplicaFault(f"form {verification.form.name} where {form.name} was asked for")
+    if drawn.shape != (tree.num_nodes,):
+        raise ReplicaFault(f"{drawn.shape} draws for {tree.num_nodes} nodes")
+    emittable = np.ones(tree.num_nodes, dtype=bool)
+    if form is VerifyForm.PQ:
+        if len(verification.laws) != len(tree.inner_nodes):
+            raise ReplicaFault(
+                f"{len(verification.laws)} laws for {len(tree.inner_nodes)} nodes with children"
+            )
+        for node, law, target in zip(tree.inner_nodes, draft.laws, verification.laws, strict=True):
+            _check_target_law(node, law, target, vocab_size)
+            emittable[node] = target.tail > 0
+            if emittable[node] and (target.ids == drawn[node]).any():
+                raise ReplicaFault(f"node {node}: outside sample {drawn[node]} lies inside the support")
+    elif verification.child_p is not None:
+        _check_child_p(tree, verification.child_p)
+    if (drawn[emittable] >= vocab_size).any():
+        raise ReplicaFault(f"draw {drawn[emittable].max()} in a vocabulary of {vocab_size}")
+    if verification.logprobs is not None:
+        _check_logprobs(tree, verification.laws, verification.logprobs)
+
+
+def _check_target_law(node: int, law: DraftLaw, target: TargetLaw, vocab_size: int) -> None:
+    if not np.array_equal(target.ids, law.ids) or target.p.shape != target.ids.shape:
+        raise ReplicaFault(f"node {node}: the law is not on the draft's support")
+    mass = float(target.p.sum(dtype=np.float64)) + target.tail
+    if not (target.p.min() >= 0 and target.tail >= 0 and abs(mass - 1) <= MASS_TOLERANCE):
+        raise ReplicaFault(f"node {node}: no law, its mass is {mass}")
+    if target.ids.max() >= vocab_size and target.p[target.ids >= vocab_size].any():
+        raise ReplicaFault(f"node {node}: mass on an id beyond the vocabulary of {vocab_size}")
+
+
+def _check_child_p(tree: DraftTree, child_p: NDArray[np.float32]) -> None:
+    if child_p.shape != (tree.num_draft_tokens,):
+        raise ReplicaFault(f"{child_p.shape} child probabilities for {tree.num_draft_tokens} draft tokens")
+    if not (np.isfinite(child_p) & (child_p >= 0) & (child_p <= 1 + MASS_TOLERANCE)).all():
+        raise ReplicaFault("child probabilities must be finite and lie between 0 and 1")
+
+
+def _check_logprobs(tree: DraftTree, laws: tuple[TargetLaw, ...], logprobs: Logprobs) -> None:
+    arrays = [logprobs.drawn, *logprobs.support, logprobs.top]
+    if (
+        logprobs.drawn.shape != (tree.num_nodes,)
+        or [a.shape for a in logprobs.support] != [law.p.shape for law in laws]
+        or logprobs.top.shape != logprobs.top_ids.shape
+        or logprobs.top.shape[:1] != (tree.num_nodes,)
+    ):
+        raise ReplicaFault("log-probabilities do not have the draft's shape")
+    if any(np.isnan(a).any() for a in arrays):
+        raise ReplicaFault("a log-probability is not a number")

@@ -1,0 +1,218 @@
+"""How many tokens to draft: the cost model of speculative decoding and a planner that measures its terms
+(algorithms.md, section 11; Leviathan et al. 2023, section 3.3).
+
+The planner reads counts, exact alphas and times of committed cycles, never a draft token, so every rule stays
+exact under it (section 9). It is a value: one per session, nothing is shared between requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+MEMORY = 0.96  # weight that an observation keeps per cycle: about 25 cycles count
+START = 4  # draft tokens while nothing is known of the times
+PRIOR_ALPHA, PRIOR_TRIES = 0.7, 2.0
+PROBE = 2  # draft tokens of a probe
+FIRST_PROBE, LAST_PROBE = 8, 256  # plain cycles before a probe: doubles with each one in a row
+SETTLED = 8  # drafted cycles in a row after which probing starts afresh
+VERIFY_FLAT = 32.0  # prior: the verify's fixed part costs as much as this many rows
+SLOPE_PRIOR = 0.25  # weight of a prior slope, in observations spread by their own mean
+OUTLIER = 4.0  # an observed time counts at most as this many predicted ones
+
+
+def expected_tokens(alpha: float, k: int) -> float:
+    """Tokens per cycle with k draft tokens, each accepted with probability alpha: (1 - alpha^(k+1)) / (1 -
+    alpha), summed as a series so that alpha = 1 is no exception."""
+    return sum(alpha**i for i in range(k + 1))
+
+
+def speedup(alpha: float, k: int, c: float, rho: float = 0.0, rho_d: float = 0.0) -> float:
+    """Over plain decoding in the same topology. c: draft step over target step; rho, rho_d: round trips to
+    verifier and drafter over target step. Without draft tokens the drafter is not asked."""
+    cycle = 1 + rho + (k * c + rho_d if k else 0.0)
+    return expected_tokens(alpha, k) * (1 + rho) / cycle
+
+
+def best_k(alpha: float, c: float, rho: float, rho_d: float, max_k: int) -> int:
+    """The k in 0..max_k with the greatest speedup, the smallest of equals."""
+    return max(range(max_k + 1), key=lambda k: speedup(alpha, k, c, rho, rho_d))
+
+
+@dataclass(frozen=True, slots=True)
+class CycleOutcome:
+    """What a committed cycle teaches. drafter: who was asked, also where another stepped in for it. asked:
+    depth asked for (0: plain decoding); depth: depth of the draft that came; rows: nodes verified, draft
+    tokens + 1; accepted: draft tokens accepted. alphas: as in `Acceptance`, () where they do not measure
+    acceptance (coupled drafts).
+
+    draft_seconds, verify_seconds: queue and compute as the replica reports them, None where the cycle is no
+    measure of the next one (it computed a prompt, or was retried); the rest of each phase's wall time is
+    network. batch: messages in the verify's forward."""
+
+    asked: int
+    depth: int
+    rows: int
+    accepted: int
+    draft_seconds: float | None = None
+    verify_seconds: float | None = None
+    draft_network: float = 0.0
+    verify_network: float = 0.0
+    batch: int = 1
+    alphas: tuple[float, ...] = ()
+    drafter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """y over x from decayed observations: total weight, means and centred second moments."""
+
+    weight: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+    def add(self, x: float, y: float) -> Line:
+        old = MEMORY * self.weight
+        new = old + 1
+        dx, dy = x - self.x, y - self.y
+        return Line(
+            new,
+            self.x + dx / new,
+            self.y + dy / new,
+            MEMORY * self.xx + old / new * dx * dx,
+            MEMORY * self.xy + old / new * dx * dy,
+        )
+
+    def at(self, x: float, flat: float) -> float:
+        """y at x. The slope leans on a prior, y in proportion to flat + x, which alone decides while every
+        observation has the same x; it is kept between 0 and what passes through the origin, so y stays
+        positive."""
+        if self.x <= 0:
+            return self.y
+        pull = SLOPE_PRIOR * self.x * self.x
+        slope = (self.xy + pull * self.y / (self.x + flat)) / (self.xx + pull)
+        return self.y + min(max(slope, 0.0), self.y / self.x) * (x - self.x)
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterRecord:
+    """What asking one drafter has brought. tries, hits: decayed counts by position, of cycles that got that
+    far and of those that went on; a token that did not come is a miss. seconds: over the depth that came;
+    depth, rows: what came over what was asked for; network: seconds."""
+
+    tries: tuple[float, ...] = ()
+    hits: tuple[float, ...] = ()
+    seconds: Line = Line()
+    depth: Line = Line()
+    rows: Line = Line()
+    network: Line = Line()
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """State of one session. verify: seconds over the rows of the whole forward; plain, drafted: length of the
+    present run of cycles without and with a draft; probe_after: plain cycles before the next probe."""
+
+    drafters: Mapping[str, DrafterRecord] = field(default_factory=dict)
+    verify: Line = Line()
+    network: Line = Line()
+    batch: Line = Line()
+    plain: int = 0
+    drafted: int = 0
+    probe_after: int = FIRST_PROBE
+
+
+def plan(planner: Planner, max_k: int, drafter: str = "") -> int:
+    """Depth to ask `drafter` for, 0..max_k: the one that promises most tokens per second. Where that is 0,
+    now and then a short probe, so that a text that has become easy is noticed."""
+    record = planner.drafters.get(drafter, DrafterRecord())
+    if not planner.verify.weight or not record.seconds.weight:
+        return min(START, max_k)
+    k = max(range(max_k + 1), key=lambda k: _tokens(record, k) / _seconds(planner, record, k))
+    if k == 0 and planner.plain >= planner.probe_after:
+        return min(PROBE, max_k)
+    return k
+
+
+def _tokens(record: DrafterRecord, k: int) -> float:
+    """Expected tokens of a cycle that asks for k. Positions seldom reached lean on the one before:
+    acceptances are correlated, so one alpha for all would be too low for the later ones."""
+    chance, survival, total = PRIOR_ALPHA, 1.0, 1.0
+    for i in range(k):
+        tries, hits = (record.tries[i], record.hits[i]) if i < len(record.tries) else (0.0, 0.0)
+        chance = (hits + PRIOR_TRIES * chance) / (tries + PRIOR_TRIES)
+        survival *= chance
+        total += survival
+    return total
+
+
+def _seconds(planner: Planner, record: DrafterRecord, k: int) -> float:
+    """Expected seconds of a cycle that asks for k. Rows are priced as if every session in the batch did the
+    same: a row that slows all of them must not look cheap because each pays a share."""
+    rows = 1 + k * record.rows.y
+    seconds = planner.verify.at(planner.batch.y * rows, VERIFY_FLAT) + planner.network.y
+    if k:
+        seconds += record.seconds.at(k * record.depth.y, 0.0) + record.network.y
+    return max(seconds, 1e-9)
+
+
+def observe(planner: Planner, cycle: CycleOutcome) -> Planner:
+    """The planner after one more cycle."""
+    if cycle.verify_seconds is not None:
+        x = cycle.batch * cycle.rows
+        planner = replace(
+            planner,
+            verify=_add_time(planner.verify, x, cycle.verify_seconds, VERIFY_FLAT),
+            network=_add_time(planner.network, 0.0, cycle.verify_network, 0.0),
+            batch=planner.batch.add(0.0, cycle.batch),
+        )
+    if cycle.asked == 0:
+        return replace(planner, plain=planner.plain + 1, drafted=0)
+    record = planner.drafters.get(cycle.drafter, DrafterRecord())
+    record = _add_acceptance(record, cycle, MEMORY ** (planner.plain + 1))
+    if cycle.draft_seconds is not None:
+        record = replace(
+            record,
+            seconds=_add_time(record.seconds, cycle.depth, cycle.draft_seconds, 0.0),
+            network=_add_time(record.network, 0.0, cycle.draft_network, 0.0),
+        )
+    drafted, probe_after = planner.drafted + 1, planner.probe_after
+    if planner.plain >= probe_after:
+        probe_after = min(2 * probe_after, LAST_PROBE)
+    if drafted >= SETTLED:
+        probe_after = FIRST_PROBE
+    return replace(
+        planner,
+        drafters={**planner.drafters, cycle.drafter: record},
+        plain=0,
+        drafted=drafted,
+        probe_after=probe_after,
+    )
+
+
+def _add_time(line: Line, x: float, seconds: float, flat: float) -> Line:
+    """One pause must not outweigh all that was measured before it."""
+    if line.weight and line.y > 0:
+        seconds = min(seconds, OUTLIER * line.at(x, flat))
+    return line.add(x, seconds)
+
+
+def _add_acceptance(record: DrafterRecord, cycle: CycleOutcome, memory: float) -> DrafterRecord:
+    """Exact alphas, where a chain has them, take the place of hits and misses: the same mean without the
+    noise."""
+    n = max(len(record.tries), cycle.asked)
+    pad = (0.0,) * (n - len(record.tries))
+    tries = [memory * t for t in record.tries + pad]
+    hits = [memory * h for h in record.hits + pad]
+    exact = cycle.alphas if cycle.rows == cycle.depth + 1 else ()
+    for i in range(min(cycle.accepted + 1, cycle.asked)):
+        tries[i] += 1
+        hits[i] += exact[i] if i < len(exact) else float(i < cycle.accepted)
+    return replace(
+        record,
+        tries=tuple(tries),
+        hits=tuple(hits),
+        depth=record.depth.add(0.0, cycle.depth / cycle.asked),
+        rows=record.rows.add(0.0, (cycle.rows - 1) / cycle.asked),
+    )

@@ -1,0 +1,69 @@
+"""The flags of one generation, for every command that makes one: a flag per field of GenerateRequest."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from specdec.edge.client import GenerateFields
+
+_NUMBERS: tuple[tuple[str, type, str], ...] = (
+    ("max_tokens", int, "output tokens at most"),
+    ("min_tokens", int, "output tokens before which nothing ends the turn"),
+    ("temperature", float, "0: greedy"),
+    ("top_k", int, "keep the k likeliest tokens; 0: all"),
+    ("top_p", float, "keep the likeliest tokens with this mass; 1: all"),
+    ("min_p", float, "drop what is less likely than this share of the likeliest; 0: nothing"),
+    ("repetition_penalty", float, "over prompt and output; 1: none"),
+    ("presence_penalty", float, "over the output; 0: none"),
+    ("frequency_penalty", float, "over the output, per occurrence; 0: none"),
+    ("seed", int, "makes the output a function of prompt, parameters and model alone"),
+    ("num_draft_tokens", int, "per cycle; 0: no speculation; unset: the coordinator decides"),
+)
+_NAMES = (
+    ("drafter", "who drafts, by name; unset: auto"),
+    ("verification", "rule: rejection, coupled; unset: by the rule of the seed"),
+)
+_REPEATED: tuple[tuple[str, type, str], ...] = (
+    ("stop", str, "text that ends the turn; may be given again"),
+    ("stop_token_ids", int, "token id that ends the turn; may be given again"),
+)
+
+
+def add_connection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--address", default="127.0.0.1:50050", help="coordinator, host:port")
+    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for a whole generation")
+    parser.add_argument(
+        "--stats", action="store_true", help="colour tokens by origin, and show figures after the answer"
+    )
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling", "unset: the model's own generation_config")
+    for name, kind, text in _NUMBERS:
+        group.add_argument(_flag(name), type=kind, help=text)
+    for name, text in _NAMES:
+        group.add_argument(_flag(name), help=text)
+    for name, kind, text in _REPEATED:
+        group.add_argument(_flag(name), type=kind, action="append", help=text)
+    group.add_argument("--ignore-eos", action="store_true", default=None, help="go on behind the end of text")
+    group.add_argument(
+        "--logit-bias", type=_bias, action="append", metavar="ID=BIAS", help="may be given again; -inf bans"
+    )
+
+
+def sampling_fields(arguments: argparse.Namespace) -> GenerateFields:
+    names = [name for table in (_NUMBERS, _NAMES, _REPEATED) for name, *_ in table]
+    fields: Any = {name: getattr(arguments, name) for name in (*names, "ignore_eos")}
+    fields["logit_bias"] = dict(arguments.logit_bias) if arguments.logit_bias else None
+    checked: GenerateFields = fields
+    return checked
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, _, bias = text.partition("=")
+    return int(token_id), float(bias)

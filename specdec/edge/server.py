@@ -1,0 +1,230 @@
+"""A grpc.aio server with what all three services share: limits, keepalive, health, reflection, one error
+boundary, and a drain on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from specdec.core.errors import ConfigError
+from specdec.edge.channel import (
+    MAX_MESSAGE_BYTES,
+    MIN_PING_INTERVAL_MS,
+    ChannelOptions,
+    common_options,
+)
+from specdec.edge.errors import Context, error_boundary
+
+CLEAN_UP_SECONDS = 5.0
+
+Handler = Any  # grpc.RpcMethodHandler: its attributes are not typed
+Guard = Callable[[Context, str], AbstractAsyncContextManager[None]]
+
+_log = logging.getLogger(__name__)
+
+
+def server_options(max_message_bytes: int, max_connection_age: float | None) -> ChannelOptions:
+    """max_connection_age in seconds: for a port that many clients find by one DNS name, else None."""
+    options = [
+        *common_options(max_message_bytes),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        # Two servers on one port would share its traffic in silence.
+        ("grpc.so_reuseport", 0),
+    ]
+    if max_connection_age is not None:
+        options.append(("grpc.max_connection_age_ms", round(max_connection_age * 1000)))
+    return options
+
+
+class GrpcServer:
+    """services: full name ("specdec.v1.DraftService") -> what registers its servicer, for instance
+    `partial(draft_pb2_grpc.add_DraftServiceServicer_to_server, servicer)`. port 0: any free one, see `.port`.
+
+    `async with` binds and starts; health is NOT_SERVING until `set_serving(True)`. Leaving the block ends
+    every call at once; `run_until_signal` is the graceful way. Raises ConfigError if the port cannot be
+    bound."""
+
+    def __init__(
+        self,
+        services: Mapping[str, Callable[[grpc.aio.Server], None]],
+        *,
+        port: int,
+        host: str = "[::]",
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        max_connection_age: float | None = None,
+    ) -> None:
+        self._services = dict(services)
+        self._address = f"{host}:{port}"
+        self._options = server_options(max_message_bytes, max_connection_age)
+        self._in_flight = _InFlight()
+        self.port = port
+
+    @property
+    def active_calls(self) -> int:
+        """Calls of the services in progress; health and reflection do not count."""
+        return self._in_flight.count
+
+    async def idle(self) -> None:
+        """Returns when no call of the services is in progress."""
+        await self._in_flight.none.wait()
+
+    async def set_serving(self, serving: bool) -> None:
+        """What grpc.health.v1 answers, for "" (the process) and for each service."""
+        kinds = health_pb2.HealthCheckResponse
+        for service in ("", *self._services):
+            await self._health.set(service, kinds.SERVING if serving else kinds.NOT_SERVING)
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Refuses new calls; those in progress are cancelled after `grace` seconds, None: at once. Returns when their
+        handlers have cleaned up, which grpc.aio does not wait for."""
+        await self._server.stop(grace)
+        try:
+            async with asyncio.timeout(CLEAN_UP_SECONDS):
+                await self.idle()
+        except TimeoutError:
+            _log.error("%d cancelled calls have not cleaned up", self.active_calls)
+
+    async def __aenter__(self) -> Self:
+        interceptors = [_Around(self._in_flight.guard), _Around(error_boundary)]
+        self._server = grpc.aio.server(interceptors=interceptors, options=self._options)
+        for register in self._services.values():
+            register(self._server)
+        self._health = HealthServicer()
+        await self.set_serving(False)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = [*self._services, "grpc.health.v1.Health", reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, self._server)
+        try:
+            self.port = self._server.add_insecure_port(self._address)
+        except RuntimeError as error:
+            raise ConfigError("port", self._address, f"cannot be bound: {error}") from None
+        await self._server.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+async def run_until_signal(server: GrpcServer, drain: Callable[[], Awaitable[None]], grace: float) -> None:
+    """Waits for SIGTERM or SIGINT; then NOT_SERVING, `drain()`, calls in progress finish, stop: within
+    `grace` seconds altogether, or at once on a second signal. What is still running then is cancelled."""
+    first, second = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        (second if first.is_set() else first).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        await first.wait()
+        _log.info("draining %d calls, at most %.1f s", server.active_calls, grace)
+        await server.set_serving(False)
+        await _drain(server, drain, second, grace)
+        await server.stop()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def _drain(server: GrpcServer, drain: Callable[[], Awaitable[None]], hurry: asyncio.Event, grace: float) -> None:
+    async def work() -> None:
+        await drain()
+        await server.idle()
+
+    tasks = {asyncio.create_task(work(), name="drain"), asyncio.create_task(hurry.wait(), name="hurry")}
+    try:
+        await asyncio.wait(tasks, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                _log.error("drain failed; stopping all the same", exc_info=outcome)
+    _log.info("drained; %d calls left", server.active_calls)
+
+
+class _InFlight:
+    """Counts the calls of the services."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.none = asyncio.Event()
+        self.none.set()
+
+    @asynccontextmanager
+    async def guard(self, _: Context, method: str) -> AsyncIterator[None]:
+        if method.startswith("/grpc."):
+            yield
+            return
+        self.count += 1
+        self.none.clear()
+        try:
+            yield
+        finally:
+            self.count -= 1
+            if not self.count:
+                self.none.set()
+
+
+class _Around(grpc.aio.ServerInterceptor):
+    """Runs every handler inside a guard, once per call and not per message. Unlike the contrib interceptor it
+    keeps a coroutine a coroutine and a generator a generator, which is how grpc.aio tells the two styles
+    apart."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        kind = _KINDS[handler.request_streaming, handler.response_streaming]
+        inner = getattr(handler, kind)
+        around = _generator if inspect.isasyncgenfunction(inner) else _coroutine
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        wrapped = around(inner, self._guard, handler_call_details.method)
+        return make(wrapped, handler.request_deserializer, handler.response_serializer)
+
+
+_KINDS: Mapping[tuple[bool, bool], str] = {
+    (False, False): "unary_unary",
+    (False, True): "unary_stream",
+    (True, False): "stream_unary",
+    (True, True): "stream_stream",
+}
+
+
+def _coroutine(inner: Callable[..., Awaitable[Any]], guard: Guard, method: str) -> Callable[..., Any]:
+    async def handle(request: Any, context: Context) -> Any:
+        async with guard(context, method):
+            return await inner(request, context)
+
+    return handle
+
+
+def _generator(inner: Callable[..., AsyncIterator[Any]], guard: Guard, method: str) -> Callable[..., Any]:
+    async def handle(request: Any, context: Context) -> AsyncIterator[Any]:
+        async with guard(context, method):
+            async for response in inner(request, context):
+                yield response
+
+    return handle

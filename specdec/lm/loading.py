@@ -1,0 +1,140 @@
+"""Loading a causal LM as it is served: dtype, depth, identity."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
+from transformers.utils.hub import cached_file
+
+from specdec.core.errors import ConfigError
+from specdec.core.tokenizer_hash import tokenizer_hash, tokenizer_vocab_size
+from specdec.lm.ragged import ATTENTION
+
+Dtype = Literal["float32", "bfloat16"]
+DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_SAMPLES = 64  # values of each weight that enter the fingerprint
+_VOLATILE = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready for `Runner`, and what tells it from others.
+
+    vocab_size: ids the tokenizer knows, at most the padded width of the embedding. tokenizer_hash: of the id
+    -> token table. fingerprint: of the weights as served; another dtype or depth is another model."""
+
+    model: PreTrainedModel
+    name: str
+    vocab_size: int
+    tokenizer_hash: str
+    fingerprint: str
+    dtype: Dtype
+    max_context: int
+    eos_ids: tuple[int, ...]
+    device: str
+
+
+def load_model(path: str, *, dtype: Dtype, device: str, num_layers: int | None = None) -> LoadedModel:
+    """Load a `transformers` causal LM by folder or hub name (HF_HUB_OFFLINE is respected, remote code never
+    runs).
+
+    num_layers: serve a truncated copy, the first layers with the model's own final norm and head.
+
+    Raises ConfigError naming what cannot work: an unknown dtype or device, a depth the model does not have, a
+    path that is no model, an architecture whose attention cannot be replaced."""
+    if dtype not in DTYPES:
+        raise ConfigError("dtype", dtype, f"choose one of {', '.join(DTYPES)}")
+    config = _config(path, num_layers)
+    model = _weights(path, config, dtype, device)
+    vocab_size, tokenizer_hash = _vocabulary(path, int(config.vocab_size))
+    return LoadedModel(
+        model=model,
+        name=Path(path).name if Path(path).is_dir() else path,
+        vocab_size=vocab_size,
+        tokenizer_hash=tokenizer_hash,
+        fingerprint=_fingerprint(model, dtype),
+        dtype=dtype,
+        max_context=int(config.max_position_embeddings),
+        eos_ids=_eos_ids(model),
+        device=device,
+    )
+
+
+def _config(path: str, num_layers: int | None) -> Any:
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError("model", path, f"neither a model folder nor a reachable hub name: {error}") from error
+    if num_layers is not None:
+        if not 1 <= num_layers <= config.num_hidden_layers:
+            raise ConfigError("num_layers", num_layers, f"the model has {config.num_hidden_layers} layers")
+        config.num_hidden_layers = num_layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:num_layers]
+    return config
+
+
+def _weights(path: str, config: Any, dtype: Dtype, device: str) -> PreTrainedModel:
+    try:
+        with _quietly():
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                path, config=config, dtype=DTYPES[dtype], attn_implementation=ATTENTION
+            )
+            model.to(device)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError("model", path, f"cannot be loaded: {error}") from error
+    if not model._supports_attention_backend:
+        raise ConfigError("model", type(model).__name__, "its attention cannot be replaced: serve another family")
+    model.eval().requires_grad_(False)
+    return model  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """No progress bars, and no complaint about the weights that a truncated copy leaves out on purpose."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _vocabulary(path: str, width: int) -> tuple[int, str]:
+    """Size and hash of the tokenizer; without one, the width of the embedding and the hash of nothing."""
+    file = cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+    if file is None:
+        return width, hashlib.sha256(b"").hexdigest()
+    text = Path(file).read_text(encoding="utf-8")
+    return min(width, tokenizer_vocab_size(text)), tokenizer_hash(text)
+
+
+def _fingerprint(model: PreTrainedModel, dtype: Dtype) -> str:
+    """sha256 over the configuration, every weight's name and shape, and evenly spaced values of each."""
+    digest = hashlib.sha256()
+    config = {k: v for k, v in model.config.to_dict().items() if k not in _VOLATILE}
+    digest.update(json.dumps([dtype, config], sort_keys=True, default=str).encode())
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(f"{name}{tuple(weight.shape)}".encode())
+        flat = weight.reshape(-1)
+        spread = torch.linspace(0, len(flat) - 1, _SAMPLES, dtype=torch.float64).long()
+        digest.update(flat[spread.to(flat.device)].float().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    generation: Any = getattr(model, "generation_config", None)
+    ids = getattr(generation, "eos_token_id", None)
+    ids = model.config.eos_token_id if ids is None else ids
+    return tuple(ids) if isinstance(ids, (list, tuple)) else () if ids is None else (int(ids),)

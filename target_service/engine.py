@@ -1,0 +1,241 @@
+"""The target engine: batched, synchronous, no I/O. Every session has computed tokens catching up with known
+tokens; there is no prefill or decode phase. One forward per step holds prefill chunks, chains and trees of
+many sessions."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from specdec.core.errors import InvalidArgument, ResourceExhausted
+from specdec.core.tree import Ids
+from specdec.core.verification import Verification
+from specdec.edge.messages import OpenSession, Refusal, StaleContext
+from specdec.lm.law import BadLogits, EmptyLaw
+from specdec.lm.runner import Runner, Segment
+from target_service.room import Room
+from target_service.schedule import share_rows
+from target_service.session import TargetSession, VerifyJob, VerifyResult
+from target_service.verify import verify
+
+Finished = tuple[VerifyJob, VerifyResult]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """token_budget: rows of one forward; max_nodes: draft tokens of one message; max_context: positions."""
+
+    token_budget: int
+    max_nodes: int
+    max_context: int
+    max_sessions: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardReport:
+    """One forward that succeeded: what metrics want to know. seconds: laws and draws included; draws: tokens
+    drawn; kv_hits: context tokens that the jobs it finished did not have to compute."""
+
+    jobs: int
+    rows: int
+    seconds: float
+    draws: int
+    kv_hits: int
+
+
+class Engine:
+    """All methods run on one thread, between or in steps. KV is a cache of what sessions know: an idle session may
+    lose it at any time and then computes it again, unseen by the caller (`target_service.room`)."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        limits: EngineLimits,
+        *,
+        report: Callable[[ForwardReport], None] = lambda report: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits = limits
+        self.vocab_size = runner.loaded.vocab_size
+        self.failures_in_a_row = 0
+        self._runner = runner
+        self._room = Room(runner.pool)
+        self._report = report
+        self._clock = clock
+        self._step = 0
+        self._sessions: set[TargetSession] = set()
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def kv_total(self) -> int:
+        return self._room.capacity
+
+    @property
+    def kv_free(self) -> int:
+        """Tokens that fit beside the open sessions; what is parked goes when room is wanted."""
+        return self._room.free
+
+    def open(self, opening: OpenSession) -> TargetSession:
+        """A session that knows no tokens yet; if one of the same id is parked, its KV is taken over, and
+        whatever prefix of it turns out to match is not computed again.
+
+        Raises ResourceExhausted at max_sessions."""
+        if len(self._sessions) >= self.limits.max_sessions:
+            raise ResourceExhausted(f"{len(self._sessions)} sessions are open, the limit")
+        sequence = self._room.take(opening.session_id) or self._runner.new_sequence()
+        session = TargetSession(opening, sequence, last_used=self._step)
+        self._sessions.add(session)
+        return session
+
+    def close(self, session: TargetSession) -> None:
+        """Park the session's KV under its id. Closing twice does nothing."""
+        if session.closed:
+            return
+        session.closed = True
+        self._sessions.remove(session)
+        self._room.park(session.opening.session_id, session.sequence)
+
+    def step(self, pending: Sequence[VerifyJob]) -> list[Finished]:
+        """One forward over what fits of the pending jobs, oldest first. Returns the jobs it finished; the
+        others are to be given again, with those that have come since. Of several jobs of one session only the
+        oldest runs.
+
+        A job's trouble is its own result. A forward that raises refuses the jobs that were in it
+        (FORWARD_FAILED) and drops their KV; nothing else changes."""
+        self._step += 1
+        finished: list[Finished] = []
+        waiting: dict[TargetSession, VerifyJob] = {}
+        for job in pending:
+            if job.session in waiting:
+                continue
+            trouble = self._trouble(job)
+            if trouble is None:
+                waiting[job.session] = job
+            else:
+                finished.append((job, VerifyResult(trouble)))
+        running, refused = self._room.admit(list(waiting.values()), self._sessions)
+        finished += [(job, VerifyResult(refusal)) for job, refusal in refused]
+        return finished + self._forward(running)
+
+    def _trouble(self, job: VerifyJob) -> StaleContext | Refusal | None:
+        """Why the job cannot be served, if so; a job that comes for the first time is begun."""
+        if job.session.closed:
+            return Refusal("CLOSED", "the session's stream has ended")
+        return None if job.begun else self._begin(job)
+
+    def _begin(self, job: VerifyJob) -> StaleContext | Refusal | None:
+        """Apply the context rule, tokens[offset:] = token_ids."""
+        session, request = job.session, job.request
+        if request.offset > len(session.context):
+            return StaleContext(len(session.context))
+        context = np.concatenate([session.context[: request.offset], request.token_ids])
+        try:
+            self._check(job, context)
+        except InvalidArgument as error:
+            return Refusal(error.reason, str(error), error.field)
+        session.opening = request.open or session.opening
+        session.context = context
+        # The last token is computed in any case: its row is the root, whose logits are wanted.
+        session.sequence.rewind(context[:-1])
+        session.last_used = job.eligible = self._step
+        job.begun = True
+        return None
+
+    def _check(self, job: VerifyJob, context: Ids) -> None:
+        request, limits = job.request, self.limits
+        opening = request.open or job.session.opening
+        if not len(context):
+            raise InvalidArgument("token_ids", [], "a context needs at least one token")
+        if (context >= self.vocab_size).any():
+            raise InvalidArgument(
+                "token_ids", int(context.max()), f"must be below the vocabulary size {self.vocab_size}"
+            )
+        tree = request.tree
+        if tree.num_draft_tokens > limits.max_nodes:
+            raise InvalidArgument("draft_token_ids", tree.num_draft_tokens, f"at most {limits.max_nodes}")
+        if (tree.token_ids >= self.vocab_size).any():
+            worst = int(tree.token_ids.max())
+            raise InvalidArgument("draft_token_ids", worst, f"must be below the vocabulary size {self.vocab_size}")
+        deepest = len(context) + int(tree.depths.max())
+        if deepest > limits.max_context:
+            raise InvalidArgument("token_ids", deepest, f"context and draft fit {limits.max_context} positions")
+        if opening.turn_start > len(context):
+            raise InvalidArgument("turn_start", opening.turn_start, f"the context has {len(context)} tokens")
+        for id_, _ in opening.params.logit_bias:
+            if id_ >= self.vocab_size:
+                raise InvalidArgument("logit_bias_ids", id_, f"must be below the vocabulary size {self.vocab_size}")
+
+    def _forward(self, running: list[VerifyJob]) -> list[Finished]:
+        running.sort(key=lambda job: job.eligible)
+        needs = [job.rows_left for job in running]
+        given = share_rows(needs, self.limits.token_budget, whole=self.limits.max_nodes + 1)
+        batch = [(job, rows) for job, rows in zip(running, given, strict=True) if rows]
+        if not batch:
+            return []
+        begun = self._clock()
+        try:
+            parts = self._runner.forward([_segment(job, rows) for job, rows in batch])
+        except Exception as error:  # whatever a model may raise: these jobs fail, and the next step goes on
+            return self._failed([job for job, _ in batch], error)
+        self.failures_in_a_row = 0
+        finished = []
+        for (job, _), logits in zip(batch, parts, strict=True):
+            job.logits.append(logits)
+            job.eligible = self._step + 1
+            if not job.rows_left:
+                finished.append((job, VerifyResult(self._law(job), job.computed_tokens, len(batch))))
+        self._report(_report([job for job, _ in finished], sum(given), len(batch), self._clock() - begun))
+        return finished
+
+    def _law(self, job: VerifyJob) -> Verification | Refusal:
+        session = job.session
+        logits = torch.cat(job.logits)
+        try:
+            return verify(logits, session.context, session.opening, job.request, self.vocab_size)
+        except BadLogits as error:
+            session.sequence.release()  # what made NaN once makes it again
+            return Refusal(error.reason, str(error))
+        except EmptyLaw as error:
+            return Refusal(error.reason, str(error), error.field)
+
+    def _failed(self, jobs: list[VerifyJob], error: Exception) -> list[Finished]:
+        _log.error("a forward of %d jobs failed", len(jobs), exc_info=error)
+        self.failures_in_a_row += 1
+        for job in jobs:
+            job.session.sequence.release()
+        refusal = Refusal("FORWARD_FAILED", f"the model raised {type(error).__name__}")
+        return [(job, VerifyResult(refusal)) for job in jobs]
+
+
+def _segment(job: VerifyJob, rows: int) -> Segment:
+    """The next `rows` rows of the job: context first, then draft tokens. Logits are wanted from the last
+    context token on."""
+    sequence, context, tree = job.session.sequence, job.session.context, job.request.tree
+    held, grown = sequence.num_context, len(sequence.tree_ids)
+    token_ids = context[held : held + rows]
+    drafted = slice(grown, grown + rows - len(token_ids))
+    root = int(len(token_ids) > 0 and held + len(token_ids) == len(context))
+    job.computed_tokens += len(token_ids)
+    return Segment(
+        sequence,
+        token_ids,
+        tree.token_ids[drafted],
+        tree.parents[drafted],
+        wanted=root + len(tree.token_ids[drafted]),
+    )
+
+
+def _report(finished: list[VerifyJob], rows: int, jobs: int, seconds: float) -> ForwardReport:
+    draws = sum(job.request.tree.num_nodes for job in finished)
+    hits = sum(len(job.session.context) - job.computed_tokens for job in finished)
+    return ForwardReport(jobs, rows, seconds, draws, hits)

@@ -1,0 +1,383 @@
+"""What the Redis stores do when Redis pauses, dies, fails over, runs out of room, or loses connections."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+from uuid import uuid4
+
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+from redis.asyncio.connection import Connection
+from redis.exceptions import MaxConnectionsError, ReadOnlyError
+
+from coordinator.store import RedisStore, SessionStore, StoreBehind
+from specdec.core.errors import Aborted, ResourceExhausted, Unavailable
+from tests.coordinator.store.kinds import HANG_GUARD, Kind, RedisKind, ids, opened, record, same
+from tests.redis_server import ClusterGroup, RedisProcess, SentinelGroup, until
+
+
+async def append(store: SessionStore, name: str, epoch: int, expected: int, *new: int) -> None:
+    await store.append(name, epoch=epoch, expected_length=expected, token_ids=ids(*new), finish=None, held={})
+
+
+async def commands_in_flight(store: SessionStore, count: int = 1) -> None:
+    """Return once `count` commands are on the wire; on loopback a few turns of the loop write one out."""
+    assert isinstance(store, RedisStore)
+    while store.connections_in_use < count:
+        await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def in_use(store: SessionStore) -> int:
+    """As the client library's pool counts, not as we do."""
+    assert isinstance(store, RedisStore)
+    client = store._link._redis.client
+    if isinstance(client, Redis):
+        return len(client.connection_pool._in_use_connections)
+    return sum(len(node._connections) - len(node._free) for node in client.get_nodes())
+
+
+EVERY_CALL: list[Callable[[SessionStore, str], Awaitable[Any]]] = [
+    lambda store, name: store.ping(),
+    lambda store, name: store.load(name),
+    lambda store, name: store.create(record(name)),
+    lambda store, name: store.take(name, resume=True),
+    lambda store, name: append(store, name, 1, 3, 4),
+    lambda store, name: store.replace(record(name)),
+    lambda store, name: store.heartbeat(name, 1),
+    lambda store, name: store.release(name, 1),
+]
+
+
+@pytest.mark.scenario("B111")
+@pytest.mark.parametrize("connected", [True, False], ids=["mid-generation", "at start"])
+async def test_a_paused_server_makes_every_call_unavailable_within_its_deadline(
+    server: RedisProcess, server_kind: RedisKind, connected: bool
+) -> None:
+    """SIGSTOP at start, load and commit: UNAVAILABLE in bounded time, and served again after SIGCONT."""
+    deadline = 0.2
+    async with opened(server_kind, deadline=deadline) as store:
+        if connected:
+            await store.create(record("s"))
+        with server.paused():
+            async with asyncio.timeout(HANG_GUARD * deadline):
+                calls = [call(store, f"s{i}") for i, call in enumerate(EVERY_CALL)]
+                results = await asyncio.gather(*calls, return_exceptions=True)
+            for result in results:
+                assert isinstance(result, Unavailable), result
+                assert result.reason == "STORE_UNAVAILABLE" and result.retry_after > 0
+        assert in_use(store) == 0
+        await store.ping()
+        await store.create(record("after"))
+        assert same(await store.load("after"), record("after"))
+
+
+async def test_a_pause_shorter_than_the_deadline_is_only_a_wait(server: RedisProcess, server_kind: RedisKind) -> None:
+    async with opened(server_kind) as store:
+        await store.create(record("s"))
+        server.pause()
+        call = asyncio.create_task(append(store, "s", 1, 3, 4))
+        await commands_in_flight(store)
+        server.resume()
+        await call
+
+
+async def test_a_paused_shard_hurts_only_its_own_sessions(cluster_group: ClusterGroup) -> None:
+    deadline = 0.3
+    kind = RedisKind("cluster", cluster_group.url, lambda: [n.admin for n in cluster_group.nodes])
+    names = [f"shard-{i}-{uuid4()}" for i in range(24)]
+    async with opened(kind, deadline=deadline) as store:
+        for name in names:
+            await store.create(record(name))
+        with cluster_group.nodes[1].paused():
+            async with asyncio.timeout(HANG_GUARD * deadline):
+                results = await asyncio.gather(*(store.load(n) for n in names), return_exceptions=True)
+        lost = [isinstance(result, Unavailable) for result in results]
+        keys = {str(key) for key in cluster_group.nodes[1].admin.scan_iter("specdec:*:meta")}
+        for name, hurt in zip(names, lost, strict=True):
+            assert not hurt or f"specdec:{{{name}}}:meta" in keys, "a shard that serves was given up"
+        assert any(lost) and not all(lost)
+        for name in names:
+            assert same(await store.load(name), record(name))
+
+
+async def test_a_server_killed_with_a_commit_in_flight_and_restarted_empty_gets_the_record_back(
+    server: RedisProcess, server_kind: RedisKind
+) -> None:
+    async with opened(server_kind) as store:
+        await store.create(record("s"))
+        await append(store, "s", 1, 3, 4)
+        server.pause()
+        call = asyncio.create_task(append(store, "s", 1, 4, 5))
+        await commands_in_flight(store)
+        server.kill()
+        server.start()
+        with pytest.raises(StoreBehind) as caught:
+            await call
+        assert caught.value.held == 0
+        await store.replace(record("s", ids(1, 2, 3, 4, 5)))
+        await append(store, "s", 1, 5, 6)
+        assert same(await store.load("s"), record("s", ids(1, 2, 3, 4, 5, 6)))
+    assert [key for key, ttl in server_kind.keys() if ttl < 0] == []
+
+
+async def test_a_failover_that_loses_acknowledged_commits_is_noticed_and_mended() -> None:
+    """The owner learns how much is left and writes it back; two owners whose takes the failover kept apart never
+    share an epoch; commits that run all the while lose nothing."""
+    with SentinelGroup() as group:
+        kind = RedisKind("sentinel", group.url, lambda: [group.replica.admin])
+        async with opened(kind, deadline=20.0) as store:
+            for name in ("lost commits", "lost take", "busy"):
+                await store.create(record(name))
+            until(lambda: group.replica.admin.dbsize() == group.master.admin.dbsize(), "the replication")
+            group.lose_replica_link()
+            await append(store, "lost commits", 1, 3, 4, 5)
+            early = await store.take("lost take", resume=True)
+            committed = [1, 2, 3]
+            committing = asyncio.create_task(commit_without_end(store, "busy", committed))
+            await more(committed)
+            await asyncio.to_thread(group.fail_over)
+
+            with pytest.raises(StoreBehind) as caught:
+                await append(store, "lost commits", 1, 5, 6)
+            assert caught.value.held == 3
+            whole = record("lost commits", ids(1, 2, 3, 4, 5, 6))
+            await store.replace(whole)
+            await append(store, "lost commits", 1, 6, 7)
+            assert same(await store.load("lost commits"), replace(whole, token_ids=ids(1, 2, 3, 4, 5, 6, 7)))
+
+            with pytest.raises(StoreBehind):
+                await store.heartbeat("lost take", early.epoch)
+            late = await store.take("lost take", resume=True)
+            assert late.epoch > early.epoch
+            with pytest.raises(Aborted):
+                await append(store, "lost take", early.epoch, 3, 9)
+
+            await more(committed)
+            committing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await committing
+            found = await store.load("busy")
+            assert found is not None
+            assert found.token_ids.tolist()[: len(committed)] == committed
+        assert [key for key, ttl in kind.keys() if ttl < 0] == []
+
+
+async def more(committed: list[int]) -> None:
+    enough = len(committed) + 20
+    while len(committed) < enough:
+        await asyncio.sleep(0)
+
+
+async def commit_without_end(store: SessionStore, name: str, committed: list[int]) -> None:
+    """An owner that writes its record back whenever the store lost some of it."""
+    while True:
+        new = len(committed)
+        try:
+            await append(store, name, 1, len(committed), new)
+        except StoreBehind:
+            await store.replace(record(name, np.array([*committed, new], dtype=np.uint32)))
+        committed.append(new)
+
+
+@pytest.mark.scenario("B106")
+@pytest.mark.parametrize("kind", ["redis", "rediss", "sentinel", "cluster"], indirect=True)
+async def test_many_sessions_share_two_connections_that_are_killed_fifty_times(kind: Kind) -> None:
+    """100 sessions on a pool of 2 wait their turn; CLIENT KILL in mid-write costs nobody a commit or a connection."""
+    assert isinstance(kind, RedisKind)
+    names = [f"pool-{i}-{uuid4()}" for i in range(100)]
+    kills = 0
+
+    async def session(store: SessionStore, name: str) -> None:
+        await store.create(record(name))
+        for i in range(5):
+            await append(store, name, 1, 3 + i, i)
+
+    async def kill() -> None:
+        nonlocal kills
+        while kills < 50:
+            for admin in kind.admin():
+                killed = admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                kills += killed
+            await asyncio.sleep(0)
+
+    async with opened(kind, options="max_connections=2") as store:
+        async with asyncio.timeout(60.0), asyncio.TaskGroup() as group:
+            for name in names:
+                group.create_task(session(store, name))
+            group.create_task(kill())
+        for name in names:
+            assert same(await store.load(name), record(name, ids(1, 2, 3, 0, 1, 2, 3, 4)))
+        assert in_use(store) == 0 and isinstance(store, RedisStore) and store.connections_in_use == 0
+
+
+async def test_the_client_librarys_own_bounded_pool_refuses_instead_of_waiting(server: RedisProcess) -> None:
+    """The fault of B106, which the store's own bound keeps away."""
+    async with Redis(port=server.port, max_connections=2) as client:
+        results = await asyncio.gather(*(client.get("x") for _ in range(100)), return_exceptions=True)
+    assert any(isinstance(result, MaxConnectionsError) for result in results)
+
+
+async def test_callers_that_find_no_free_connection_wait_no_longer_than_the_deadline(
+    server: RedisProcess, server_kind: RedisKind
+) -> None:
+    deadline = 0.2
+    async with opened(server_kind, deadline=deadline, options="max_connections=1") as store:
+        with server.paused():
+            async with asyncio.timeout(HANG_GUARD * deadline):
+                results = await asyncio.gather(*(store.load("s") for _ in range(20)), return_exceptions=True)
+        assert all(isinstance(result, Unavailable) for result in results)
+
+
+async def cancelled_then_next(server: RedisProcess, kind: RedisKind) -> Any:
+    """The reply to a load of session b, after a load of session a was cancelled on the only connection."""
+    async with opened(kind, options="max_connections=1") as store:
+        for name in "ab":
+            await store.create(record(name, fingerprint=name))
+            await store.load(name)  # so that the server knows the script
+        with server.paused():
+            first = asyncio.create_task(store.load("a"))
+            await commands_in_flight(store)
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            assert in_use(store) == 0
+            second = asyncio.create_task(store.load("b"))
+            await commands_in_flight(store)
+        found = await second
+        assert found is not None
+        return found.fingerprint
+
+
+async def test_a_cancelled_command_drops_its_connection(server: RedisProcess, server_kind: RedisKind) -> None:
+    assert await cancelled_then_next(server, server_kind) == "b"
+
+
+async def test_the_next_command_would_get_the_cancelled_ones_reply_on_a_kept_connection(
+    server: RedisProcess, server_kind: RedisKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control of the test above: the connection is not dropped."""
+
+    async def keep(self: Connection, *args: object, **options: object) -> None:
+        return
+
+    with monkeypatch.context() as patch:
+        drop = Connection.disconnect
+        patch.setattr(Connection, "disconnect", keep)
+        try:
+            reply = await cancelled_then_next(server, server_kind)
+        finally:
+            patch.setattr(Connection, "disconnect", drop)
+    assert reply == "a"
+
+
+@pytest.mark.parametrize("kind", ["redis", "rediss", "sentinel", "cluster"], indirect=True)
+async def test_commands_cancelled_at_any_point_never_shift_the_replies_of_others(kind: Kind) -> None:
+    rng = random.Random(7)
+    names = [f"cancel-{i}-{uuid4()}" for i in range(4)]
+    async with opened(kind, options="max_connections=2") as store:
+        for name in names:
+            await store.create(record(name, fingerprint=name))
+        for _ in range(150):
+            calls = {name: asyncio.create_task(store.load(name)) for name in rng.sample(names, 3)}
+            for _ in range(rng.randrange(25)):
+                await asyncio.sleep(0)
+            rng.choice(list(calls.values())).cancel()
+            for name, found in zip(calls, await asyncio.gather(*calls.values(), return_exceptions=True), strict=True):
+                if not isinstance(found, asyncio.CancelledError):
+                    assert not isinstance(found, BaseException) and found is not None, found
+                    assert found.fingerprint == name
+        assert in_use(store) == 0
+
+
+@pytest.mark.parametrize("kind", ["redis", "sentinel", "cluster"], indirect=True)
+async def test_scripts_that_the_server_forgot_are_sent_again(kind: Kind) -> None:
+    assert isinstance(kind, RedisKind)
+    name = f"scripts-{uuid4()}"
+    async with opened(kind) as store:
+        await store.create(record(name))
+        for admin in kind.admin():
+            admin.script_flush()
+        await append(store, name, 1, 3, 4)
+
+
+async def test_a_full_server_refuses_and_keeps_what_it_has(server: RedisProcess, server_kind: RedisKind) -> None:
+    async with opened(server_kind) as store:
+        await store.create(record("s"))
+        server.admin.config_set("maxmemory", "1")
+        for call in (append(store, "s", 1, 3, 4), store.create(record("t")), store.take("s", resume=True)):
+            with pytest.raises(ResourceExhausted) as caught:
+                await call
+            assert caught.value.reason == "STORE_FULL"
+        assert same(await store.load("s"), record("s")) and await store.load("t") is None
+        server.admin.config_set("maxmemory", "0")
+        await append(store, "s", 1, 3, 4)
+
+
+async def test_a_demoted_master_is_tried_again_until_it_is_master(server: RedisProcess, server_kind: RedisKind) -> None:
+    async with opened(server_kind, deadline=0.2) as hasty, opened(server_kind) as patient:
+        await hasty.create(record("s"))
+        server.admin.replicaof("127.0.0.1", "1")
+        with pytest.raises(Unavailable) as caught:
+            await append(hasty, "s", 1, 3, 4)
+        assert isinstance(caught.value.__cause__, ReadOnlyError)
+        call = asyncio.create_task(append(patient, "s", 1, 3, 4))
+        await commands_in_flight(patient)
+        server.admin.replicaof("no", "one")
+        await call
+
+
+async def test_a_commit_can_wait_for_a_replica(sentinel_group: SentinelGroup) -> None:
+    kind = RedisKind("sentinel", sentinel_group.url, lambda: [sentinel_group.master.admin])
+    name = f"wait-{uuid4()}"
+    options = "wait_replicas=1"
+    async with opened(kind, options=options) as store, opened(kind, deadline=0.2, options=options) as hasty:
+        await store.create(record(name))
+        with sentinel_group.replica.paused():
+            with pytest.raises(Unavailable):
+                await append(hasty, name, 1, 3, 4)
+            found = await hasty.load(name)
+            assert found is not None and found.token_ids.tolist() == [1, 2, 3, 4], "the master has it"
+        await append(store, name, 1, 3, 4)
+        sentinel_group.master.admin.script_flush()
+        await append(store, name, 1, 4, 5)
+        assert sentinel_group.replica.admin.get(f"specdec:{{{name}}}:tokens") is not None
+
+
+async def test_a_server_that_may_evict_sessions_is_warned_of_once(
+    server: RedisProcess, server_kind: RedisKind, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "coordinator.store")
+    async with opened(server_kind) as store:
+        await store.ping()
+    assert not caplog.records
+    server.admin.config_set("maxmemory", "100mb")
+    server.admin.config_set("maxmemory-policy", "allkeys-lru")
+    async with opened(server_kind) as store:
+        await store.ping()
+        await store.ping()
+    assert [r.getMessage() for r in caplog.records] == [
+        "the session store may evict sessions (maxmemory-policy allkeys-lru): set it to noeviction"
+    ]
+
+
+async def test_passwords_work_and_appear_in_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    secret = "p@ss:w/rd %"
+    with RedisProcess("--requirepass", secret) as server:
+        for password, right in ((secret, True), ("wr@ng", False)):
+            url = f"redis://:{quote(password, safe='')}@127.0.0.1:{server.port}/0"
+            async with opened(RedisKind("redis", url, list), deadline=0.3) as store:
+                if right:
+                    await store.create(record("s"))
+                    continue
+                with pytest.raises(Unavailable) as caught:
+                    await store.load("s")
+                assert password not in str(caught.value) and secret not in str(caught.value)
