@@ -23,7 +23,7 @@ from benchmarks.report import Row, parser, percentile, report
 from protos.generation_pb2 import Chunk, CycleTiming
 from specdec.edge.client import Client
 from specdec.edge.cluster import Cluster, ClusterSpec
-from tests.otlp_receiver import otlp_receiver
+from tests.otlp_receiver import OtlpReceiver
 from tests.redis_server import RedisProcess
 
 PROMPT = "Repeat this line again and again: the quick brown fox jumps over the lazy dog.\n" * 3
@@ -76,7 +76,7 @@ async def run(model: str, rounds: int, tokens: int) -> list[Row]:
     with ExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory()))
         redis = exits.enter_context(RedisProcess())
-        receiver = exits.enter_context(otlp_receiver())
+        receiver = exits.enter_context(OtlpReceiver())
         stores = {"memory://": "memory://", "redis://": redis.url}
         for number in range(rounds):
             for name, url in stores.items():

@@ -89,6 +89,8 @@ class Cycle:
             metrics.num_accepted_tokens_per_pos.add(position=position)
         if self.emission.cut_tokens:
             metrics.cut_tokens.add(self.emission.cut_tokens)
+        if self.drafted.wasted:
+            metrics.wasted_draft_tokens.add(self.drafted.wasted)
         if self.drafted.fallback is not None:
             metrics.fallbacks.add(cause=self.drafted.fallback)
         for alpha in self.alphas:

@@ -9,7 +9,8 @@ from functools import partial
 
 from coordinator.context import Context
 from coordinator.pool import Pool
-from coordinator.stream import CycleStream, Exchange, ReplicaLate
+from coordinator.redraw import redrawn
+from coordinator.stream import OVERLOADED, CycleStream, Exchange, ReplicaLate
 from coordinator.turn import Turn
 from specdec.core import ngram
 from specdec.core.draft import NO_DRAFT, Draft, DraftKind
@@ -20,7 +21,18 @@ from specdec.edge.draft_codec import decode_draft_reply, encode_draft_request
 from specdec.edge.messages import DraftReply, DraftRequest, OpenSession, Refusal, Timing
 
 NO_TIMING = Timing()
-LATE_IN_A_ROW = 3  # late replies after which a drafter is set aside
+LATE_IN_A_ROW = 3  # late replies after which a drafter is set aside; from then on one is enough, until a draft comes
+GRACE, PATIENCE = 0.02, 4.0  # seconds, and times its usual time, that a drafter is waited for
+OWN = "ngram"  # the drafter that the coordinator is itself
+WASTING = ("late", "bad_draft")
+
+
+class DraftRefused(ReplicaFault):
+    """The drafter said that it cannot draft this. excused: for want of room, or because of what the caller asked."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message, reason=refusal.reason)
+        self.excused = bool(refusal.field) or refusal.reason == OVERLOADED
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +66,7 @@ class Drafting:
         self._limits = limits
         self._stream: CycleStream | None = None
         self._late = 0
+        self._left_for: str | None = None  # why the stream before the present one was left
         self._typical: float | None = None  # seconds per draft, running mean
         self._decode = partial(decode_draft_reply, vocab_size=limits.vocab_size)
         self.bytes_sent = 0
@@ -77,44 +90,57 @@ class Drafting:
         if cause is None:
             try:
                 reply = await self._ask(context, cycle, k, traceparent)
-                draft = self._checked(reply, len(context))
-                seconds = clock() - start
-                self._observe(seconds)
-                return Drafted(draft, seconds, None, reply.timing)
-            except ReplicaLate as late:
-                cause = "late"
-                self._late += 1
-                if self._late >= LATE_IN_A_ROW:
-                    self.drop(late)
-            except DraftFault as fault:
-                cause = "bad_draft"
-                self.drop(fault)
+                return self._checked(reply, len(context), clock() - start)
             except ReplicaFault as fault:
-                cause = "lost"
+                cause = self._failed(fault)
+        elif cause == "no_drafter" and self._turn.drafter == OWN:
+            cause = None
+        own = Draft(DraftTree.chain(ngram.propose(context.ids, k)), drafter=OWN)
+        return Drafted(own, clock() - start, cause, wasted=k if cause in WASTING else 0)
+
+    def _failed(self, fault: ReplicaFault) -> str:
+        """What the fault is counted as; the drafter is left, unless it may do better in the next cycle."""
+        if isinstance(fault, ReplicaLate):
+            self._late += 1
+            if self._late >= LATE_IN_A_ROW:
                 self.drop(fault)
-        own = Draft(DraftTree.chain(ngram.propose(context.ids, k)), drafter="ngram")
-        return Drafted(own, clock() - start, cause)
+            return "late"
+        if isinstance(fault, DraftRefused):
+            if not fault.excused:
+                self.drop(fault)
+            return "refused"
+        self.drop(fault)
+        return "bad_draft" if isinstance(fault, DraftFault) else "lost"
+
+    def _succeeded(self, seconds: float) -> None:
+        assert self._stream is not None, "a draft came from somewhere"
+        self._stream.replica.forgive()
+        self._late = 0
+        self._typical = seconds if self._typical is None else 0.8 * self._typical + 0.2 * seconds
 
     def drop(self, fault: ReplicaFault | None = None) -> None:
         """Lets go of the stream; after a fault the replica is set aside too."""
-        stream, self._stream = self._stream, None
-        self._late, self._typical = 0, None
+        stream, self._stream, self._typical = self._stream, None, None
         if stream is None:
             return
+        self._left_for = "DRAINING" if fault is None else fault.reason
         self.bytes_sent += stream.bytes_sent
         self.bytes_received += stream.bytes_received
         stream.close()
-        if fault is not None and not stream.replica.load.draining:
+        if fault is not None and fault.reason != OVERLOADED and not stream.replica.draining:
             self._pool.report(stream.replica, fault)
 
     def _reopen(self, tasks: asyncio.TaskGroup) -> str | None:
         """Makes sure of a stream; returns why there is none."""
-        if self._stream is not None and self._stream.alive and not self._stream.replica.load.draining:
+        stream = self._stream
+        if stream is not None and stream.lost is None and not stream.replica.draining:
             return None
-        self.drop()
+        self.drop(None if stream is None else stream.lost)
         replica = self._pool.pick(drafter=self._turn.drafter)
         if replica is None:
             return "no_drafter"
+        if self._left_for is not None:
+            self._pool.reopened(self._left_for)
         self._stream = CycleStream(replica, replica.stub.Draft(), tasks)
         return None
 
@@ -130,7 +156,7 @@ class Drafting:
         assert stream is not None, "asked without a stream"
         budget = self._limits.timeout
         if self._typical is not None:
-            budget = min(budget, 0.02 + 4 * self._typical)
+            budget = min(budget, GRACE + PATIENCE * self._typical)
         opening = replace(self._opening, drafter=self.drafter)
 
         def build(offset: int, first: bool) -> DraftRequest:
@@ -149,16 +175,18 @@ class Drafting:
         exchange = Exchange(build, encode_draft_request, self._decode)
         return await stream.ask(exchange, context, cycle, budget)
 
-    def _checked(self, reply: DraftReply, base: int) -> Draft:
-        """The draft, its draws made again and compared; raises DraftFault."""
-        draft = reply.result
+    def _checked(self, reply: DraftReply, base: int, seconds: float) -> Drafted:
+        """The draft, its draws made again and compared; raises DraftFault where it cannot be judged at all."""
+        draft, seed = reply.result, self._turn.seed
         if isinstance(draft, Refusal):
-            raise DraftFault(f"refused: {draft.message}", reason=draft.reason)
+            raise DraftRefused(draft)
         assert isinstance(draft, Draft), "a stale reply was answered by the stream"
         check_draft(draft, self._limits.vocab_size)
-        check_draws(draft, self._turn.seed, base)
-        return draft
-
-    def _observe(self, seconds: float) -> None:
-        self._late = 0
-        self._typical = seconds if self._typical is None else 0.8 * self._typical + 0.2 * seconds
+        try:
+            check_draws(draft, seed, base)
+        except DraftFault as fault:
+            cause, honest = self._failed(fault), redrawn(draft, seed, base)
+            wasted = draft.tree.num_draft_tokens - honest.tree.num_draft_tokens
+            return Drafted(honest, seconds, cause, reply.timing, wasted)
+        self._succeeded(seconds)
+        return Drafted(draft, seconds, None, reply.timing)

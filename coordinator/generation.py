@@ -90,7 +90,7 @@ class Generation:
             with self._telemetry.span(names.SPAN_DRAFT, parent=span) as child:
                 drafted = await self._drafting.draft(self._context, number, asked, traceparent(child), tasks)
             with self._telemetry.span(names.SPAN_VERIFY, parent=span) as child:
-                verified = await self._verifying.verify(self._context, drafted.draft, number, traceparent(child), tasks)
+                verified = await self._verify(drafted, number, traceparent(child), tasks)
             judged = self._clock()
             with self._telemetry.span(names.SPAN_ACCEPT, parent=span):
                 acceptance = self._accept(drafted, verified, base)
@@ -116,6 +116,13 @@ class Generation:
                 span.set_attributes(cycle.attributes())
         self._count(cycle, now - judged)
         return cycle
+
+    async def _verify(self, drafted: Drafted, number: int, trace: str, tasks: asyncio.TaskGroup) -> Verified:
+        try:
+            return await self._verifying.verify(self._context, drafted.draft, number, trace, tasks)
+        except BaseException:
+            self._metrics.wasted_draft_tokens.add(drafted.draft.tree.num_draft_tokens)
+            raise
 
     def _num_draft_tokens(self, drafter: str) -> int:
         """A cycle with k draft tokens emits up to k + 1, so the last token is never drafted for."""

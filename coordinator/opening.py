@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coordinator.admission import Admitted
-from coordinator.pool import Pool
 from coordinator.session import ChatMessage, SessionRecord
 from coordinator.store.protocol import SessionStore
 from coordinator.tokenizer import TextCodec
 from coordinator.turn_request import fit
 from specdec.core.errors import FailedPrecondition, InvalidArgument
 from specdec.core.tree import Ids
+from specdec.edge.messages import ReplicaInfo
 
 # A caller that cancels and at once starts its next turn meets the old owner while it lets go.
 BUSY_PATIENCE = 1.0  # seconds
@@ -34,43 +34,46 @@ class Opened:
 class Opening:
     """Turns an admitted request into a session under our epoch."""
 
-    def __init__(self, store: SessionStore, codec: TextCodec, targets: Pool) -> None:
+    def __init__(self, store: SessionStore, codec: TextCodec) -> None:
         self._store = store
         self._codec = codec
-        self._targets = targets
 
-    async def open(self, admitted: Admitted, index: int, max_context: int) -> Opened:
-        """The session for choice `index`. Raises NotFound, FailedPrecondition (another owner runs it), InvalidArgument
-        (it does not fit its session), Unavailable."""
+    async def open(self, admitted: Admitted, index: int, target: ReplicaInfo, max_context: int) -> Opened:
+        """The session for choice `index`; a new one is pinned to the model of `target`.
+
+        Raises NotFound, FailedPrecondition (another owner runs it), InvalidArgument (it does not fit its session),
+        Unavailable."""
         if admitted.kind == "resume":
             return await self._resume(admitted)
         if admitted.session_id:
             return await self._next_turn(admitted, max_context)
-        return await self._create(admitted, index)
+        return await self._create(admitted, index, target)
 
-    async def _create(self, admitted: Admitted, index: int) -> Opened:
-        target = self._targets.pick()
-        assert target is not None, "sessions are opened once a verifier is ready"
+    async def _create(self, admitted: Admitted, index: int, target: ReplicaInfo) -> Opened:
         record = SessionRecord(
             session_id=uuid.uuid4().hex,
             token_ids=admitted.prompt_ids,
             turn_start=len(admitted.prompt_ids),
             turn=admitted.turns[index],
-            fingerprint=target.info.model_fingerprint,
-            dtype=target.info.dtype,
+            fingerprint=target.model_fingerprint,
+            dtype=target.dtype,
             messages=admitted.messages,
         )
         await self._store.create(record)
         return Opened(record, 0)
 
     async def _resume(self, admitted: Admitted) -> Opened:
-        record = await self._store.take(admitted.session_id, resume=True)
+        """Looks before it takes: a mistaken count must not end the stream of whoever runs the turn."""
         received = admitted.received_tokens or 0
-        if received > len(record.output_ids):
+        before = await self._store.load(admitted.session_id)
+        if before is not None:
+            _check_received(before, received)
+        record = await self._store.take(admitted.session_id, resume=True)
+        try:
+            _check_received(record, received)
+        except InvalidArgument:
             await self._store.release(record.session_id, record.epoch)
-            raise InvalidArgument(
-                "received_tokens", received, f"the turn has {len(record.output_ids)} output tokens so far"
-            )
+            raise
         return Opened(record, received)
 
     async def _next_turn(self, admitted: Admitted, max_context: int) -> Opened:
@@ -119,9 +122,15 @@ def _truncated(record: SessionRecord, received: int | None) -> SessionRecord:
     """The session as the caller knows it: what it has not received is dropped."""
     if received is None:
         return record
-    if received > len(record.output_ids):
-        raise InvalidArgument("received_tokens", received, f"the last turn has {len(record.output_ids)} output tokens")
+    _check_received(record, received)
     return replace(record, token_ids=record.token_ids[: record.turn_start + received])
+
+
+def _check_received(record: SessionRecord, received: int) -> None:
+    if received > len(record.output_ids):
+        raise InvalidArgument(
+            "received_tokens", received, f"the turn has {len(record.output_ids)} output tokens so far"
+        )
 
 
 def _ids(ids: Sequence[int]) -> Ids:

@@ -37,7 +37,7 @@ class Replica:
         self.load = Load()
         self.inflight = 0
         self.leaving = False
-        self._faults = 0
+        self._pause = FIRST_PAUSE
         self._quarantined_until = 0.0
         self._channel = open_channel(address)
         self.stub: Any = STUBS[role](self._channel)
@@ -70,15 +70,17 @@ class Replica:
         return self.state is State.READY and not self.draining and now >= self._quarantined_until
 
     def quarantine(self, now: float) -> float:
-        """Sets the replica aside; returns for how many seconds."""
-        pause = min(FIRST_PAUSE * 2**self._faults, LONGEST_PAUSE)
-        self._faults += 1
+        """Sets the replica aside; returns for how many seconds. One incident may come from many sessions: while it is
+        set aside already, nothing is added."""
+        if now < self._quarantined_until:
+            return self._quarantined_until - now
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
         self._quarantined_until = now + pause
         return pause
 
     def forgive(self) -> None:
         """A reply came and was found sound: earlier faults count no more."""
-        self._faults = 0
+        self._pause = FIRST_PAUSE
 
     async def refresh(self, check: Callable[[ReplicaInfo], str | None]) -> None:
         """Asks for Info and settles the state by it."""

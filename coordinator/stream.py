@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -44,29 +45,28 @@ class Exchange(Generic[Request, Reply]):
 
 
 class CycleStream:
-    """Owns the call and its one reader task. `held`: context tokens the replica holds once it has read all we sent."""
+    """Owns the call, a task that reads it and a task that writes it. lost: why the stream serves no more, None while it
+    does. _held: context tokens that the replica holds once it has read all we sent."""
 
     def __init__(self, replica: Replica, call: Any, tasks: asyncio.TaskGroup) -> None:
         self.replica = replica
+        self.lost: ReplicaLost | None = None
         self.bytes_sent = 0
         self.bytes_received = 0
         self._held = 0
         self._opened = False
         self._call = call
         self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._lost: ReplicaLost | None = None
+        self._outgoing: asyncio.Queue[Any] = asyncio.Queue()
         replica.inflight += 1
         tasks.create_task(self._read(), name=f"read-{replica.address}")
-
-    @property
-    def alive(self) -> bool:
-        return self._lost is None
+        self._writer = tasks.create_task(self._write(), name=f"write-{replica.address}")
 
     def close(self) -> None:
         """Frees the replica's side at once: a cancelled stream is how it learns that the session left."""
-        if self._lost is None:
-            self._lost = ReplicaLost(f"{self.replica.address}: closed")
+        self.lost = self.lost or ReplicaLost(f"{self.replica.address}: closed")
         self.replica.inflight -= 1
+        self._writer.cancel()
         self._call.cancel()
 
     async def ask(self, exchange: Exchange[Request, Reply], context: Context, cycle: int, timeout: float) -> Reply:
@@ -92,27 +92,23 @@ class CycleStream:
             raise ReplicaLate(f"{self.replica.address}: no reply within {timeout:.3f} s") from None
 
     async def _send(self, message: Any, cycle: int, length: int) -> Any:
-        if self._lost is not None:
-            raise self._lost
+        if self.lost is not None:
+            raise self.lost
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[cycle] = future
+        self._outgoing.put_nowait(message)
+        self._opened, self._held = True, length
+        self.bytes_sent += message.ByteSize()
         try:
-            await self._call.write(message)
-            self._opened, self._held = True, length
-            self.bytes_sent += message.ByteSize()
             return await future
-        except grpc.aio.AioRpcError as error:
-            raise self._ended(error) from None
-        except asyncio.InvalidStateError as error:
-            raise self._lost or ReplicaLost(f"{self.replica.address}: {error}") from None
-        except asyncio.CancelledError:
-            # A call that was cancelled elsewhere says so by cancelling whoever writes to it.
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            raise ReplicaLost(f"{self.replica.address}: the call was cancelled") from None
         finally:
-            self._waiting.pop(cycle, None)
+            del self._waiting[cycle]
+
+    async def _write(self) -> None:
+        """Apart from `ask`, because to time out a write is to cancel the call."""
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader tells why the call has ended
+            while True:
+                await self._call.write(await self._outgoing.get())
 
     async def _read(self) -> None:
         lost = ReplicaLost(f"{self.replica.address}: the call was cancelled")
@@ -126,7 +122,7 @@ class CycleStream:
         except grpc.aio.AioRpcError as error:
             lost = self._ended(error)
         finally:
-            self._lost = self._lost or lost
+            self.lost = self.lost or lost
             for future in self._waiting.values():
                 if not future.done():
                     future.set_exception(lost)

@@ -78,7 +78,7 @@ class Verifying:
                     await asyncio.sleep(OVERLOAD_PAUSE * 2**attempt)
                 continue
             stream.replica.forgive()
-            # A replica that drains serves on until another can: better a stream cut by its end than a request failed now.
+            # A replica that drains serves on until another can: a stream that its end may cut beats none now.
             if stream.replica.draining and self._pool.ready(fingerprint=self._fingerprint):
                 self.drop()
             replica_id = stream.replica.info.replica_id

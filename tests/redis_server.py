@@ -109,13 +109,9 @@ class RedisProcess:
     def start(self) -> None:
         assert self._process is None, "already started"
         log = Path(self._folder.name) / "log"
-        common = (
-            f"port {self.port}\nbind 127.0.0.1\nprotected-mode no\ndir {self._folder.name}\nlogfile {log}\n"
-        )
+        common = f"port {self.port}\nbind 127.0.0.1\nprotected-mode no\ndir {self._folder.name}\nlogfile {log}\n"
         config = Path(self._folder.name) / "redis.conf"
-        config.write_text(
-            common + (self._sentinel_config() if self._sentinel_of else 'save ""\nappendonly no\n')
-        )
+        config.write_text(common + (self._sentinel_config() if self._sentinel_of else 'save ""\nappendonly no\n'))
         mode = ["--sentinel"] if self._sentinel_of else []
         self._process = subprocess.Popen(
             [str(server_program()), str(config), *mode, *self._options],
@@ -126,9 +122,7 @@ class RedisProcess:
         try:
             until(self._answers, "the start of a Redis server")
         except TimeoutError as late:
-            raise RuntimeError(
-                f"redis-server did not start:\n{log.read_text() if log.exists() else ''}"
-            ) from late
+            raise RuntimeError(f"redis-server did not start:\n{log.read_text() if log.exists() else ''}") from late
 
     def _answers(self) -> bool:
         assert self._process is not None

@@ -36,9 +36,7 @@ def reference_scores(
     return scores
 
 
-def reference_law(
-    logits: Logits, prompt_and_output: list[int], turn_start: int, params: SamplingParams
-) -> Law:
+def reference_law(logits: Logits, prompt_and_output: list[int], turn_start: int, params: SamplingParams) -> Law:
     """float64[V], summing to 1. logits: one node's, cut to the real vocabulary. prompt_and_output: every
     token before the one to be drawn, the path to the node included. Raises ValueError if no token is
     possible."""

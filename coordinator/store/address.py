@@ -40,7 +40,10 @@ class StoreAddress:
 
 def parse_address(url: str) -> StoreAddress:
     """Raises ConfigError for hosts that cannot be read."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise _unreadable(url.partition("://")[0]) from None
     userinfo, _, hosts = parts.netloc.rpartition("@")
     username, _, password = userinfo.partition(":")
     return StoreAddress(
@@ -58,5 +61,11 @@ def _host(text: str, parts: SplitResult) -> tuple[str, int]:
     if not colon or text.endswith("]"):
         host, port = text, str(DEFAULT_PORTS.get(parts.scheme, 0))
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError("store host", text, "write host:port, several of them with commas between")
+        raise _unreadable(parts.scheme)
     return host.strip("[]"), int(port)
+
+
+def _unreadable(scheme: str) -> ConfigError:
+    """Shows nothing of the URL: what stands where a host should may be a piece of a password."""
+    remedy = "write host:port,host:port behind it; percent-encode / @ : ? in a password"
+    return ConfigError("store URL", f"{scheme}://...", remedy)

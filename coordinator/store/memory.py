@@ -42,9 +42,7 @@ class MemoryStore:
         self._max_sessions = max_sessions
         self._clock = clock
         self._last_epoch = 0
-        self._entries: OrderedDict[str, _Entry] = (
-            OrderedDict()
-        )  # the least recently used, so first to expire, first
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # the least recently used, so first to expire, first
 
     async def create(self, record: SessionRecord) -> None:
         if self._find(record.session_id):
@@ -77,9 +75,7 @@ class MemoryStore:
         finish: str | None,
         held: Mapping[str, int],
     ) -> None:
-        assert token_ids.dtype == np.uint32 and token_ids.ndim == 1, (
-            f"token ids are uint32[n], not {token_ids.dtype}"
-        )
+        assert token_ids.dtype == np.uint32 and token_ids.ndim == 1, f"token ids are uint32[n], not {token_ids.dtype}"
         entry = self._owned(session_id, epoch)
         record, length = entry.record, len(entry.record.token_ids)
         if record.epoch < epoch or length < expected_length:

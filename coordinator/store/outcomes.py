@@ -12,9 +12,7 @@ class StoreBehind(SpecdecError):
     reason = "STORE_BEHIND"
 
     def __init__(self, session_id: str, held: int) -> None:
-        super().__init__(
-            f"session {session_id!r}: the store holds {held} tokens, fewer than its owner committed"
-        )
+        super().__init__(f"session {session_id!r}: the store holds {held} tokens, fewer than its owner committed")
         self.held = held
 
 

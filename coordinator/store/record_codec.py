@@ -23,9 +23,7 @@ _BODY = ("turn_start", "turn", "fingerprint", "dtype", "messages")
 
 def encode_ids(token_ids: Ids) -> bytes:
     """uint32[n] as 4n little-endian bytes."""
-    assert token_ids.dtype == np.uint32 and token_ids.ndim == 1, (
-        f"token ids are uint32[n], not {token_ids.dtype}"
-    )
+    assert token_ids.dtype == np.uint32 and token_ids.ndim == 1, f"token ids are uint32[n], not {token_ids.dtype}"
     return token_ids.astype("<u4", copy=False).tobytes()
 
 

@@ -22,14 +22,12 @@ DEFAULT_MAX_CONNECTIONS = 32
 @dataclass(frozen=True)
 class RedisClient:
     """max_connections bounds the commands in flight. wait_replicas: how many replicas must have a write
-    before it counts as done. everywhere: arguments that send a command to every primary."""
+    before it counts as done."""
 
     client: Redis | RedisCluster
-    address: str
     close: Callable[[], Awaitable[None]]
     max_connections: int
     wait_replicas: int
-    everywhere: dict[str, Any]
 
 
 def connect_single(address: StoreAddress, timeout: float) -> RedisClient:
@@ -71,7 +69,7 @@ def connect_cluster(address: StoreAddress, timeout: float) -> RedisClient:
         for group in ("nodes_cache", "startup_nodes"):  # aclose leaves them open after a failure
             await client.nodes_manager.aclose(group)
 
-    return _client(address, client, close, everywhere={"target_nodes": "primaries"})
+    return _client(address, client, close)
 
 
 def _client(

@@ -36,7 +36,7 @@ _TRANSIENT = (
     TryAgainError,
     OSError,
 )
-_TRANSIENT_CODES = ("NOREPLICAS", "MISCONF", "MASTERDOWN", "BUSY")
+_TRANSIENT_CODES = ("NOREPLICAS ", "MISCONF ", "BUSY ")
 _FIRST_BACKOFF_S = 0.005
 _LAST_BACKOFF_S = 0.25
 
@@ -63,11 +63,18 @@ class RedisLink:
         return await self._persist(lambda: self._evaluate(script, keys, args))
 
     async def everywhere(self, *command: str) -> list[Any]:
-        """The replies of every primary."""
-        reply = await self._persist(
-            lambda: self._redis.client.execute_command(*command, **self._redis.everywhere)
-        )
-        return list(reply.values()) if self._redis.everywhere and isinstance(reply, dict) else [reply]
+        """The replies of the server, of every primary in a cluster."""
+        client = self._redis.client
+        if isinstance(client, Redis):
+            return [await self._persist(lambda: client.execute_command(*command))]
+
+        async def ask_all() -> list[Any]:
+            await client.initialize()
+            nodes = client.get_primaries()
+            return [await client.execute_command(*command, target_nodes=node) for node in nodes]
+
+        replies: list[Any] = await self._persist(ask_all)
+        return replies
 
     async def close(self) -> None:
         await self._redis.close()
@@ -98,9 +105,7 @@ class RedisLink:
             finally:
                 self.in_use -= 1
 
-    async def _evaluate(
-        self, script: Script, keys: tuple[str, ...], args: tuple[str | bytes | int, ...]
-    ) -> Any:
+    async def _evaluate(self, script: Script, keys: tuple[str, ...], args: tuple[str | bytes | int, ...]) -> Any:
         try:
             return await self._send(script, "EVALSHA", script.sha, len(keys), *keys, *args)
         except NoScriptError:
@@ -110,9 +115,7 @@ class RedisLink:
         client, replicas = self._redis.client, self._redis.wait_replicas
         if not (replicas and script.writes):
             return await client.execute_command(*command)
-        assert isinstance(client, Redis), (
-            "WAIT counts the writes of its own connection: not for a cluster client"
-        )
+        assert isinstance(client, Redis), "WAIT counts the writes of its own connection: not for a cluster client"
         async with client.pipeline(transaction=False) as pipe:
             pipe.execute_command(*command)
             pipe.execute_command("WAIT", replicas, int(self._deadline * 250))
@@ -126,8 +129,7 @@ class RedisLink:
 
     def _unavailable(self, cause: Exception) -> Unavailable:
         return Unavailable(
-            f"the session store at {self._redis.address} did not serve within {self._deadline:g} s"
-            f" ({type(cause).__name__})",
+            f"the session store did not serve within {self._deadline:g} s ({type(cause).__name__})",
             reason="STORE_UNAVAILABLE",
             retry_after=self._deadline,
         )
@@ -149,8 +151,6 @@ def _transient(error: Exception) -> Exception:
     """The error, if trying again may help; raises otherwise."""
     if isinstance(error, OutOfMemoryError):
         raise outcomes.full(str(error)) from error
-    if isinstance(error, _TRANSIENT) or (
-        isinstance(error, ResponseError) and str(error).startswith(_TRANSIENT_CODES)
-    ):
+    if isinstance(error, _TRANSIENT) or (isinstance(error, ResponseError) and str(error).startswith(_TRANSIENT_CODES)):
         return error
     raise error

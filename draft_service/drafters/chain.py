@@ -43,8 +43,13 @@ class Chain:
         return self.sequence.num_context < len(self.job.context)
 
     @property
+    def num_pending(self) -> int:
+        """Known tokens to compute before the next one can be drafted, at least 1."""
+        return len(self.job.context) + len(self.tokens) - self.sequence.num_context
+
+    @property
     def pending(self) -> Ids:
-        """uint32[>= 1]: tokens to compute before the next one can be drafted."""
+        """uint32[num_pending]: they are all the context's or all drafts, which come after the context."""
         held, base = self.sequence.num_context, len(self.job.context)
         if held < base:
             return self.job.context[held:]

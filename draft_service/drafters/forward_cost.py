@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-_WEIGHT = 0.2  # of the newest forward in the running mean
+import numpy as np
+
+_WEIGHT = 0.2  # of the newest forward in the running means
 _DOUBT = 0.8
 
 
 class ForwardCost:
-    """Seconds of a forward, as one running mean per power of two of its token rows."""
+    """Seconds of a forward by its token rows: running means for each power of two, and straight lines between."""
 
     def __init__(self) -> None:
-        self._means: dict[int, float] = {}
+        self._means: dict[int, tuple[float, float]] = {}  # bits of the number of rows -> rows, seconds
 
     def observe(self, rows: int, seconds: float) -> None:
         size = rows.bit_length()
-        mean = self._means.get(size, seconds)
-        self._means[size] = mean + _WEIGHT * (seconds - mean)
+        old_rows, old_seconds = self._means.get(size, (float(rows), seconds))
+        self._means[size] = (
+            old_rows + _WEIGHT * (rows - old_rows),
+            old_seconds + _WEIGHT * (seconds - old_seconds),
+        )
 
     def estimate(self, rows: int) -> float:
-        """Seconds, by forwards of that size or else of the nearest smaller one; 0 before anything is known."""
-        sizes = [size for size in self._means if size <= rows.bit_length()]
-        return self._means[max(sizes)] if sizes else 0.0
+        """Seconds; beyond the largest size known in proportion to the rows, 0 before anything is known."""
+        if not self._means:
+            return 0.0
+        known, seconds = zip(*sorted(self._means.values()), strict=True)
+        return float(np.interp(rows, known, seconds)) * max(1.0, rows / known[-1])
 
     def rows_within(self, seconds: float, rows: int) -> int:
         """The most rows up to `rows`, by halving, whose forward should end within `seconds`; 0: not even one row."""
@@ -31,4 +38,4 @@ class ForwardCost:
     def doubt(self) -> None:
         """Call it where an estimate kept a forward from running: without forwards nothing corrects an estimate, and one
         slow moment would be the last."""
-        self._means = {size: _DOUBT * mean for size, mean in self._means.items()}
+        self._means = {size: (rows, _DOUBT * seconds) for size, (rows, seconds) in self._means.items()}

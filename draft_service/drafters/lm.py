@@ -24,6 +24,8 @@ from specdec.lm.runner import Runner, Segment
 if TYPE_CHECKING:
     from draft_service.config import DraftConfig
 
+_SHORT = 8  # rows that cost a forward hardly more than one does
+
 
 class LmDrafter:
     """Each forward takes of every session what it has pending: context not computed yet, in chunks, at most
@@ -56,12 +58,11 @@ class LmDrafter:
         busy = {job.session for job in jobs}
         assert len(busy) == len(jobs), "two jobs of one session"
         chains = [self._chain(job, busy) for job in jobs]
-        while active := [chain for chain in chains if chain.outcome is None]:
-            if batch := self._plan(active):
-                self._forward(batch)
-            if any(chain.outcome is not None or chain.catching_up for chain in chains):
+        while all(chain.outcome is None for chain in chains) and (batch := self._plan(chains)):
+            self._forward(batch)
+            if any(chain.catching_up for chain in chains):
                 break
-        self._chains = {chain.job.session: chain for chain in active if chain.outcome is None}
+        self._chains = {chain.job.session: chain for chain in chains if chain.outcome is None}
         self.kv_free = self._runner.pool.kv_free
         return [chain.outcome for chain in chains]
 
@@ -128,26 +129,35 @@ class LmDrafter:
             if chain.limit < 1:
                 return False
 
-    def _plan(self, active: list[Chain]) -> list[tuple[Chain, Ids]]:
+    def _plan(self, chains: list[Chain]) -> list[tuple[Chain, Ids]]:
         """The next forward: which tokens of which chains, the shortest first, so that a long context does not hold up
-        the others. Finishes the chains for which no forward would end in time."""
+        the others. Empty where chains have no time left for a forward: those are finished."""
         now = self._clock()
-        waiting = sorted(active, key=lambda chain: chain.job.deadline)
-        while waiting:
-            left = waiting[0].job.deadline - now
-            wanted = min(self._token_budget, sum(len(chain.pending) for chain in waiting))
-            rows = self._cost.rows_within(left, wanted) if left > 0 else 0
-            if rows:
-                return _packed(waiting, rows)
-            chain = waiting.pop(0)
-            if left > 0 and not chain.begun:
+        waiting = sorted(chains, key=lambda chain: chain.job.deadline)
+        for i, chain in enumerate(waiting):
+            if rows := self._rows_in_time(waiting[i:], now):
+                return [] if i else _packed(waiting, rows)
+            if chain.job.deadline > now and not chain.begun:
                 self._cost.doubt()
             chain.finish()
         return []
 
+    def _rows_in_time(self, waiting: list[Chain], now: float) -> int:
+        """Rows of a forward that ends in time for the first of `waiting`, 0 if none does. Context beside it gets what
+        leaves time for the tokens that all of them have yet to draft, unless it is short."""
+        hurried, budget, cost = waiting[0], self._token_budget, self._cost
+        left = hurried.job.deadline - now
+        if left <= 0:
+            return 0
+        pace = min((chain.job.deadline - now) / (chain.limit - len(chain.tokens)) for chain in waiting)
+        wanted = sum(chain.num_pending for chain in waiting)
+        short = sum(n for chain in waiting if (n := chain.num_pending) <= _SHORT)
+        least = max(short, hurried.num_pending)
+        return max(cost.rows_within(pace, min(budget, wanted)), cost.rows_within(left, min(budget, least)))
+
     def _forward(self, batch: list[tuple[Chain, Ids]]) -> None:
         begun = self._clock()
-        segments = [Segment(chain.sequence, ids, wanted=int(len(ids) == len(chain.pending))) for chain, ids in batch]
+        segments = [Segment(chain.sequence, ids, wanted=int(len(ids) == chain.num_pending)) for chain, ids in batch]
         for chain, ids in batch:
             chain.begun = True
             chain.job.session.computed_tokens += len(ids) if chain.catching_up else 0
@@ -174,7 +184,7 @@ class LmDrafter:
 
 def _packed(chains: list[Chain], rows: int) -> list[tuple[Chain, Ids]]:
     batch = []
-    for chain in sorted(chains, key=lambda chain: len(chain.pending)):
+    for chain in sorted(chains, key=lambda chain: chain.num_pending):
         if len(ids := chain.pending[:rows]):
             batch.append((chain, ids))
             rows -= len(ids)

@@ -104,9 +104,9 @@ def _normalised(target: TargetLaw) -> tuple[Floats, float]:
 def _judge(
     p: Floats, tail: float, q: Floats, xs: list[int], us: list[float], kind: DraftKind
 ) -> tuple[int | None, Floats, float]:
-    """The first child that is accepted, by its place among the siblings, or None; and the law that is left: p on the
-    support and the mass outside. Clipping and renormalising never touch the proportions outside, so the one outside
-    sample stays valid throughout.
+    """The first child that is accepted, by its place among the siblings, or None; and the law that is left: p
+    on the support and the mass outside. Clipping and renormalising never touch the proportions outside, so
+    the one outside sample stays valid throughout.
 
     p, q: float64[m]; xs: the children's indices in drawing order; us: their uniforms."""
     for i, (x, u) in enumerate(zip(xs, us, strict=True)):
@@ -139,9 +139,7 @@ def check_verification(draft: Draft, verification: Verification, form: VerifyFor
     emittable = np.ones(tree.num_nodes, dtype=bool)
     if form is VerifyForm.PQ:
         if len(verification.laws) != len(tree.inner_nodes):
-            raise ReplicaFault(
-                f"{len(verification.laws)} laws for {len(tree.inner_nodes)} nodes with children"
-            )
+            raise ReplicaFault(f"{len(verification.laws)} laws for {len(tree.inner_nodes)} nodes with children")
         for node, law, target in zip(tree.inner_nodes, draft.laws, verification.laws, strict=True):
             _check_target_law(node, law, target, vocab_size)
             emittable[node] = target.tail > 0

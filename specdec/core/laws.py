@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from specdec.core.draft import Draft, DraftKind, DraftLaw
 from specdec.core.errors import DraftFault
 from specdec.core.randomness import Purpose, uniforms
-from specdec.core.tree import DraftTree, Ids
+from specdec.core.tree import Ids
 
 MAX_SUPPORT = 255  # a support's size travels as one byte
 _TOP_WEIGHT = 2.0**15  # leaves float16 a range of 2^39 below it, of which 2^29 at full precision

@@ -6,12 +6,15 @@ exact under it (section 9). It is a value: one per session, nothing is shared be
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 MEMORY = 0.96  # weight that an observation keeps per cycle: about 25 cycles count
+IDLE_MEMORY = 0.99  # the same for positions that were not asked for: they are tried again, but not soon
+LEAST_TRIES = 8.0  # tries that plain cycles leave of what was known
 START = 4  # draft tokens while nothing is known of the times
-PRIOR_ALPHA, PRIOR_TRIES = 0.7, 2.0
+FIRST_ALPHA, FIRST_WEIGHT = 0.7, 1.0  # prior of the first position, in tries
+LEAN = 3.0  # weight, in tries, with which a position leans on the one before
 PROBE = 2  # draft tokens of a probe
 FIRST_PROBE, LAST_PROBE = 8, 256  # plain cycles before a probe: doubles with each one in a row
 SETTLED = 8  # drafted cycles in a row after which probing starts afresh
@@ -47,7 +50,8 @@ class CycleOutcome:
 
     draft_seconds, verify_seconds: queue and compute as the replica reports them, None where the cycle is no
     measure of the next one (it computed a prompt, or was retried); the rest of each phase's wall time is
-    network. batch: messages in the verify's forward."""
+    network. batch, batch_rows: messages and rows in the verify's forward, all sessions together; rows 0:
+    unknown, then the others' are taken to be like one's own on average, which prices a row less well."""
 
     asked: int
     depth: int
@@ -58,6 +62,7 @@ class CycleOutcome:
     draft_network: float = 0.0
     verify_network: float = 0.0
     batch: int = 1
+    batch_rows: int = 0
     alphas: tuple[float, ...] = ()
     drafter: str = ""
 
@@ -111,8 +116,9 @@ class DrafterRecord:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """State of one session. verify: seconds over the rows of the whole forward; plain, drafted: length of the
-    present run of cycles without and with a draft; probe_after: plain cycles before the next probe."""
+    """State of one session. verify: seconds over the rows of the whole forward; batch: messages in it, over
+    one's own rows. plain, drafted: length of the present run of cycles without and with a draft; promising:
+    the last draft was accepted whole; probe_after: plain cycles before the next probe."""
 
     drafters: Mapping[str, DrafterRecord] = field(default_factory=dict)
     verify: Line = Line()
@@ -120,31 +126,36 @@ class Planner:
     batch: Line = Line()
     plain: int = 0
     drafted: int = 0
+    promising: bool = False
     probe_after: int = FIRST_PROBE
 
 
 def plan(planner: Planner, max_k: int, drafter: str = "") -> int:
     """Depth to ask `drafter` for, 0..max_k: the one that promises most tokens per second. Where that is 0,
-    now and then a short probe, so that a text that has become easy is noticed."""
+    now and then a short probe, repeated while it is accepted whole, so that a text that has become easy is
+    noticed."""
     record = planner.drafters.get(drafter, DrafterRecord())
     if not planner.verify.weight or not record.seconds.weight:
         return min(START, max_k)
-    k = max(range(max_k + 1), key=lambda k: _tokens(record, k) / _seconds(planner, record, k))
-    if k == 0 and planner.plain >= planner.probe_after:
+    tokens = [1.0]
+    for survival in _survival(record, max_k):
+        tokens.append(tokens[-1] + survival)
+    k = max(range(max_k + 1), key=lambda k: tokens[k] / _seconds(planner, record, k))
+    if k == 0 and (planner.promising or planner.plain >= planner.probe_after):
         return min(PROBE, max_k)
     return k
 
 
-def _tokens(record: DrafterRecord, k: int) -> float:
-    """Expected tokens of a cycle that asks for k. Positions seldom reached lean on the one before:
+def _survival(record: DrafterRecord, max_k: int) -> Iterator[float]:
+    """Chance that each position is reached and accepted. Positions seldom reached lean on the one before:
     acceptances are correlated, so one alpha for all would be too low for the later ones."""
-    chance, survival, total = PRIOR_ALPHA, 1.0, 1.0
-    for i in range(k):
+    chance, weight, survival = FIRST_ALPHA, FIRST_WEIGHT, 1.0
+    for i in range(max_k):
         tries, hits = (record.tries[i], record.hits[i]) if i < len(record.tries) else (0.0, 0.0)
-        chance = (hits + PRIOR_TRIES * chance) / (tries + PRIOR_TRIES)
+        chance = (hits + weight * chance) / (tries + weight)
+        weight = LEAN
         survival *= chance
-        total += survival
-    return total
+        yield survival
 
 
 def _seconds(planner: Planner, record: DrafterRecord, k: int) -> float:
@@ -160,17 +171,18 @@ def _seconds(planner: Planner, record: DrafterRecord, k: int) -> float:
 def observe(planner: Planner, cycle: CycleOutcome) -> Planner:
     """The planner after one more cycle."""
     if cycle.verify_seconds is not None:
-        x = cycle.batch * cycle.rows
+        batch = planner.batch.add(cycle.rows, cycle.batch)
+        rows = cycle.batch_rows or cycle.rows + (cycle.batch - 1) * batch.x
         planner = replace(
             planner,
-            verify=_add_time(planner.verify, x, cycle.verify_seconds, VERIFY_FLAT),
+            verify=_add_time(planner.verify, rows, cycle.verify_seconds, VERIFY_FLAT),
             network=_add_time(planner.network, 0.0, cycle.verify_network, 0.0),
-            batch=planner.batch.add(0.0, cycle.batch),
+            batch=batch,
         )
     if cycle.asked == 0:
-        return replace(planner, plain=planner.plain + 1, drafted=0)
+        return replace(planner, plain=planner.plain + 1, drafted=0, promising=False)
     record = planner.drafters.get(cycle.drafter, DrafterRecord())
-    record = _add_acceptance(record, cycle, MEMORY ** (planner.plain + 1))
+    record = _add_acceptance(record, cycle, planner.plain)
     if cycle.draft_seconds is not None:
         record = replace(
             record,
@@ -187,6 +199,7 @@ def observe(planner: Planner, cycle: CycleOutcome) -> Planner:
         drafters={**planner.drafters, cycle.drafter: record},
         plain=0,
         drafted=drafted,
+        promising=0 < cycle.depth == cycle.accepted,
         probe_after=probe_after,
     )
 
@@ -198,17 +211,21 @@ def _add_time(line: Line, x: float, seconds: float, flat: float) -> Line:
     return line.add(x, seconds)
 
 
-def _add_acceptance(record: DrafterRecord, cycle: CycleOutcome, memory: float) -> DrafterRecord:
+def _add_acceptance(record: DrafterRecord, cycle: CycleOutcome, plain: int) -> DrafterRecord:
     """Exact alphas, where a chain has them, take the place of hits and misses: the same mean without the
-    noise."""
+    noise. plain: cycles without a draft before this one."""
     n = max(len(record.tries), cycle.asked)
     pad = (0.0,) * (n - len(record.tries))
-    tries = [memory * t for t in record.tries + pad]
-    hits = [memory * h for h in record.hits + pad]
+    tries, hits = list(record.tries + pad), list(record.hits + pad)
     exact = cycle.alphas if cycle.rows == cycle.depth + 1 else ()
-    for i in range(min(cycle.accepted + 1, cycle.asked)):
-        tries[i] += 1
-        hits[i] += exact[i] if i < len(exact) else float(i < cycle.accepted)
+    for i in range(n):
+        kept = MEMORY if i < cycle.asked else IDLE_MEMORY
+        if plain and tries[i] > LEAST_TRIES:
+            kept = max(kept ** (plain + 1), LEAST_TRIES / tries[i])
+        tries[i], hits[i] = kept * tries[i], kept * hits[i]
+        if i < min(cycle.accepted + 1, cycle.asked):
+            tries[i] += 1
+            hits[i] += exact[i] if i < len(exact) else float(i < cycle.accepted)
     return replace(
         record,
         tries=tuple(tries),

@@ -191,6 +191,8 @@ class _Around(AbstractContextManager[Span]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
         if error is not None:
             reason = _error_type(error)
             self._span.set_attribute("error.type", reason)

@@ -66,11 +66,11 @@ def child_probabilities(laws: Laws, parents: NDArray[np.int64], token_ids: Ids) 
     """float32[t]: p of each draft token under its parent's law. parents: int64[t], node indices."""
     nodes = torch.from_numpy(parents).to(laws.p.device)
     tokens = torch.from_numpy(token_ids.astype(np.int64)).to(laws.p.device)
-    p = laws.p[nodes]
     if laws.ids is None:
-        p = p.gather(-1, tokens[:, None])[:, 0]
+        p = laws.p[nodes, tokens]
     else:
-        p = (p * (laws.ids[nodes] == tokens[:, None])).sum(-1)
+        hits = laws.ids[nodes] == tokens[:, None]
+        p = (laws.p[nodes] * hits).sum(-1)
     return p.float().cpu().numpy()
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from specdec.core.sampling import SamplingParams
 from tests.fakes.stack import scripted_drafter, scripted_target, stack
 from tests.fakes.tables import MARKOV_5, MARKOV_5_DRAFT, counter, letters_folder
 from tests.reference import reference_tokens
-from specdec.core.sampling import SamplingParams
 
 
 async def test_greedy_output_is_the_targets_own_with_and_without_drafts(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""The exact law of what cycles emit, with ideal noise: drafts are enumerated, the production rule is integrated over
-its uniforms, draws of the target are enumerated."""
+"""The exact law of what cycles emit, with ideal noise: drafts are enumerated, the production rule is
+integrated over its uniforms, draws of the target are enumerated."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Cycling:
         return law
 
     def _judge_y(self, toy: Toy, draft: Draft, context: Tokens) -> Law:
-        """Every combination of draws; their dependence between nodes of one depth cannot matter, since one node at
-        most is reached at each depth."""
+        """Every combination of draws; their dependence between nodes of one depth cannot matter, since one
+        node at most is reached at each depth."""
         laws = [toy.p(context + tuple(draft.tree.path(node))) for node in range(draft.tree.num_nodes)]
         law: Law = {}
         for ys in product(*(np.flatnonzero(p).tolist() for p in laws)):

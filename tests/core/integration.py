@@ -1,11 +1,12 @@
-"""Exact integration over uniforms. A rule is a black box that is piecewise constant in each uniform; its outcome law
-is found by bisecting for the places where the outcome changes, one uniform after another, in the order in which the
-rule reads them. So it is the production rule itself whose law is computed, not a second derivation of it."""
+"""Exact integration over uniforms. A rule is a black box that is piecewise constant in each uniform; its
+outcome law is found by bisecting for the places where the outcome changes, one uniform after another, in the
+order in which the rule reads them. So it is the production rule itself whose law is computed, not a second
+derivation of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -38,9 +39,10 @@ class _Read(np.ndarray[Any, np.dtype[np.float64]]):
 
 
 def outcome_law(process: Process, n: int, *, cells: int = 1) -> Law:
-    """P(outcome) for independent uniforms float64[n]. cells: pieces into which each unit interval is cut before
-    bisection; 1 suffices where the outcome is monotone in each uniform (thresholds, inverse running sums) and each
-    is read only when it matters, or all at once. More cells also look at every corner of the other uniforms."""
+    """P(outcome) for independent uniforms float64[n]. cells: pieces into which each unit interval is cut
+    before bisection; 1 suffices where the outcome is monotone in each uniform (thresholds, inverse running
+    sums) and each is read only when it matters, or all at once. More cells also look at every corner of the
+    other uniforms."""
     law: Law = {}
     _split(process, n, cells, {}, 1.0, law)
     return law
@@ -71,7 +73,7 @@ def _split(process: Process, n: int, cells: int, fixed: dict[int, float], mass: 
         return tuple(_run(process, n, {**other, **fixed, i: u}, 0.5) for other in settings)
 
     edges = [0.0, *_breakpoints(behaviour, cells), 1.0]
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         if high > low:
             _split(process, n, cells, {**fixed, i: (low + high) / 2}, mass * (high - low), law)
 
@@ -92,7 +94,7 @@ def _breakpoints(behaviour: Callable[[float], Hashable], cells: int) -> list[flo
         search(low, middle, depth - 1)
         search(middle, high, depth - 1)
 
-    for low, high in zip(points, points[1:], strict=False):
+    for low, high in pairwise(points):
         search(low, high, BISECTIONS)
     return found
 

@@ -1,5 +1,5 @@
-"""DESIGN.md, section 10, test 1: for every rule, payload and kind of draft, the exact law of what is emitted equals
-the target's. A new rule joins by an entry in SUITES."""
+"""DESIGN.md, section 10, test 1: for every rule, payload and kind of draft, the exact law of what is emitted
+equals the target's. A new rule joins by an entry in SUITES."""
 
 from __future__ import annotations
 
@@ -130,7 +130,8 @@ def test_a_deterministic_draft_is_exact_in_the_y_form_and_as_a_point_mass() -> N
 
 @pytest.mark.scenario("B10")
 def test_filtered_laws_keep_the_filtered_support_exactly() -> None:
-    """top_k = 2 on both sides of PAIR-5: nothing but 0 and 1 comes out. Target rows left unfiltered leak 30 %."""
+    """top_k = 2 on both sides of PAIR-5: nothing but 0 and 1 comes out. Target rows left unfiltered leak 30
+    %."""
     p = (5 / 7, 2 / 7, 0, 0, 0)
     cycling = Cycling(token_rule, VerifyForm.PQ, SAMPLED, CHAIN[2])
     filtered = constant("top 2", p, (2, 1), (1, 0))

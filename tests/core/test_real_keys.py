@@ -1,5 +1,5 @@
-"""The law with the real keys: 200,000 seeds, two tokens each over as many cycles as they take, chi-square against the
-target's joint law. A cycle whose numbers were used before must be noticed."""
+"""The law with the real keys: 200,000 seeds, two tokens each over as many cycles as they take, chi-square
+against the target's joint law. A cycle whose numbers were used before must be noticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Toy worlds: a target and a draft law for every context, over a few tokens, and what replicas would send of them."""
+"""Toy worlds: a target and a draft law for every context, over a few tokens, and what replicas would send of
+them."""
 
 from __future__ import annotations
 
@@ -59,8 +60,8 @@ PAIR_5 = constant("PAIR-5", (0.50, 0.20, 0.15, 0.10, 0.05), (2, 4, 1, 1, 2))
 def random_toy(
     seed: int, *, vocab: int = 3, support: int | None = None, tail: bool = True, zeros: bool = False, memory: int = 4
 ) -> Toy:
-    """Laws that depend on the last `memory` tokens. support: ids in S (None: all); tail False: p is 0 outside S;
-    zeros: one entry of S has p = 0 and another has weight 0."""
+    """Laws that depend on the last `memory` tokens. support: ids in S (None: all); tail False: p is 0 outside
+    S; zeros: one entry of S has p = 0 and another has weight 0."""
 
     @cache
     def laws(context: Tokens) -> tuple[NDArray[np.float32], DraftLaw]:
@@ -79,8 +80,9 @@ def random_toy(
 
 
 def drafts(toy: Toy, kind: DraftKind, shape: Tokens, context: Tokens) -> Iterator[tuple[Draft, float]]:
-    """Every draft of the shape (parents in wire order) that can be drawn after `context`, with its probability.
-    Without replacement, children for which q has no token left are missing. CHOSEN: the likeliest tokens of q."""
+    """Every draft of the shape (parents in wire order) that can be drawn after `context`, with its
+    probability. Without replacement, children for which q has no token left are missing. CHOSEN: the
+    likeliest tokens of q."""
     without = kind is not DraftKind.SAMPLED
 
     def grow(at: int, index: dict[int, int], tree: DraftTree, mass: float) -> Iterator[tuple[Draft, float]]:

@@ -33,7 +33,7 @@ PARAMS = {
     "top_k": SamplingParams(top_k=5),
     "top_p": SamplingParams(temperature=1.5, top_p=0.8),
     "min_p": SamplingParams(min_p=0.1),
-    "penalties": SamplingParams(repetition_penalty=1.7, presence_penalty=0.6, frequency_penalty=0.9),
+    "penalties": SamplingParams(repetition_penalty=3.0, presence_penalty=1.5, frequency_penalty=1.0),
     "bias": SamplingParams(logit_bias=((3, 4.0), (5, -100.0)), min_tokens=9, end_ids=(9,)),
 }
 many_params = pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS.keys())
@@ -83,7 +83,7 @@ def goodness(drawn: list[int], q: NDArray[np.float64], ids: NDArray[np.uint32]) 
 @many_params
 def test_proposals_have_the_frequencies_of_the_law_they_report(new_drafter: NewDrafter, params: SamplingParams) -> None:
     """A drafter that draws from filtered logits and reports the unfiltered law biases the output unseen."""
-    drafts = sampled(new_drafter(), params, range(2000), k=2)
+    drafts = sampled(new_drafter(), params, range(1000), k=2)
     first = drafts[0].laws[0]
     assert all((draft.laws[0].weights == first.weights).all() for draft in drafts)
     drawn = [tokens(draft)[0] for draft in drafts]
@@ -96,12 +96,10 @@ def test_proposals_have_the_frequencies_of_the_law_they_report(new_drafter: NewD
 
 @pytest.mark.scenario("B01")
 @pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "penalties"])
-def test_negative_control_the_unfiltered_law_does_not_explain_the_proposals(
-    new_drafter: NewDrafter, name: str
-) -> None:
+def test_negative_control_the_unfiltered_law_does_not_explain_the_proposals(new_drafter: NewDrafter, name: str) -> None:
     """The injector of B01: the same proposals, the raw law reported."""
     drafter = new_drafter()
-    drawn = [tokens(draft)[0] for draft in sampled(drafter, PARAMS[name], range(2000), k=1)]
+    drawn = [tokens(draft)[0] for draft in sampled(drafter, PARAMS[name], range(1000), k=1)]
     raw = sampled(drafter, SamplingParams(), range(1), k=1)[0].laws[0]
     assert goodness(drawn, raw.q, raw.ids) < 1e-6
 
@@ -125,7 +123,9 @@ def test_the_reported_law_is_the_targets_law_of_the_same_logits_cut_to_the_suppo
 
 @pytest.mark.scenario("B09")
 @many_params
-def test_the_redraw_from_the_reported_numbers_gives_every_token(new_drafter: NewDrafter, params: SamplingParams) -> None:
+def test_the_redraw_from_the_reported_numbers_gives_every_token(
+    new_drafter: NewDrafter, params: SamplingParams
+) -> None:
     """Tokens drawn from one array and another one reported: the coordinator draws again, and sees it."""
     for seed, draft in enumerate(sampled(new_drafter(), params, range(100), k=5, support=7)):
         assert draft.kind is DraftKind.SAMPLED
@@ -139,7 +139,7 @@ def test_negative_control_a_law_of_other_precision_fails_the_redraw(new_drafter:
     failed = 0
     for seed, draft in enumerate(sampled(new_drafter(), SamplingParams(), range(400), k=5)):
         rounded = tuple(
-            replace(law, weights=(law.weights.view(np.uint16) & 0xFFF0).view(np.float16)) for law in draft.laws
+            replace(law, weights=(law.weights.view(np.uint16) & 0xFFF8).view(np.float16)) for law in draft.laws
         )
         try:
             check_draws(replace(draft, laws=rounded), seed, len(PROMPT))

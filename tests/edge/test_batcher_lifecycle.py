@@ -32,6 +32,26 @@ async def test_calls_run_on_the_compute_thread_between_steps_and_answer_before_t
     assert len({thread for _, thread in order} - {threading.get_ident()}) == 1
 
 
+async def test_a_job_cancelled_while_a_call_holds_the_thread_is_not_computed_after_it() -> None:
+    step, entered, release = GatedStep(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        entered.set()
+        assert release.wait(timeout=30)
+
+    async with MicroBatcher(step, queue_limit=10) as batcher:
+        holding = asyncio.create_task(batcher.call(hold))
+        stays, goes = submit(batcher, 1, 2)
+        assert await asyncio.to_thread(entered.wait, 30)
+        assert batcher.running == 2
+        goes.cancel()
+        await settled([goes])
+        release.set()
+        step.gate.release()
+        await settled([holding, stays])
+    assert step.batches == [[1]]
+
+
 async def test_a_call_runs_even_if_its_caller_is_cancelled_and_its_error_reaches_a_waiting_one() -> None:
     step, freed = GatedStep(), threading.Event()
 

@@ -25,6 +25,11 @@ class Config:
             raise ConfigError("token_budget", self.token_budget, needed)
 
 
+@dataclass(frozen=True, slots=True)
+class Pin:
+    pin: int = field(default=0, metadata={"secret": True})
+
+
 def read(*argv: str, **env: str) -> Config:
     return read_config(Config, list(argv), {"ADDRESSES": "a:1", **env}, "prog")
 
@@ -113,7 +118,7 @@ def test_a_switch_is_true_or_false(value: str) -> None:
 
 
 @pytest.mark.scenario("B124")
-@pytest.mark.parametrize("argv", [["--tokn-budget", "3"], ["--token", "3"], ["stray"], ["--token-budget"], ["-k"]])
+@pytest.mark.parametrize("argv", [["--tokn-budget", "3"], ["--token", "600"], ["stray"], ["--token-budget"], ["-k"]])
 def test_unknown_abbreviated_and_incomplete_flags_are_refused(argv: list[str]) -> None:
     """An option that would not arrive is never taken in silence."""
     with pytest.raises(ConfigError):
@@ -153,7 +158,11 @@ def test_secrets_show_nowhere(url: str, capsys: pytest.CaptureFixture[str]) -> N
     assert "hunter2" not in str(describe(config))
     assert "cache" in redact(url)
     with pytest.raises(ConfigError) as refused:
-        read_config(Config, ["--dtype", url], {}, "prog")
+        read("--dtype", url)
+    assert "hunter2" not in str(refused.value)
+    with pytest.raises(ConfigError) as refused:
+        read_config(Pin, ["--pin", "hunter2"], {}, "prog")
+    assert "pin" in str(refused.value)
     assert "hunter2" not in str(refused.value)
     with pytest.raises(SystemExit):
         load_config(Config, ["--help"], {}, "prog")

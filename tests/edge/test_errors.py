@@ -157,13 +157,14 @@ async def test_a_client_that_leaves_runs_the_handlers_cleanup_once(
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
-async def test_aborting_by_hand_still_works() -> None:
+async def test_aborting_by_hand_still_works(caplog: pytest.LogCaptureFixture) -> None:
     async def script(context: Any) -> None:
         await context.abort(Code.UNAUTHENTICATED, "who are you")
 
     async with echo_server(script) as (_, channel):
         caught = await failed(channel, "server_stream")
     assert (caught.code(), caught.details()) == (Code.UNAUTHENTICATED, "who are you")
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
     assert isinstance(from_rpc_error(caught), FailedPrecondition)
 
 

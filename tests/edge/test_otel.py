@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import use_span
 
 from specdec.core.errors import NotFound
 from specdec.edge.batcher import MicroBatcher
@@ -47,9 +48,9 @@ def test_without_an_endpoint_a_span_costs_nothing_and_has_no_traceparent() -> No
 @pytest.mark.parametrize("junk", ["", "junk", "00-0-0-01", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"])
 def test_a_parent_that_is_none_begins_a_new_trace(junk: str) -> None:
     with recording() as (telemetry, exporter):
-        with telemetry.span("a", parent=junk), telemetry.span("b"):
+        with telemetry.span("a", parent=junk) as outer, use_span(outer), telemetry.span("b"):
             pass
-        a, b = exporter.get_finished_spans()
+        b, a = exporter.get_finished_spans()
     assert parent_id(a) is None
     assert parent_id(b) is None, "the surroundings are no parent"
     assert a.context.trace_id != b.context.trace_id

@@ -61,9 +61,14 @@ async def test_health_and_other_calls_answer_while_fifty_calls_hang() -> None:
         calls = [asyncio.create_task(call(channel, "unary", b"x")) for _ in range(50)]
         await eventually(lambda: server.active_calls == 50)
         assert await health(channel) == Status.SERVING
+        calls[0].cancel()
+        await eventually(lambda: server.active_calls == 49)
+        waiting = asyncio.create_task(server.idle())
+        await health(channel)
+        assert not waiting.done()
         release.set()
-        assert await asyncio.gather(*calls) == [[b"x"]] * 50
-        await server.idle()
+        assert await asyncio.gather(*calls[1:]) == [[b"x"]] * 49
+        await waiting
         assert server.active_calls == 0
 
 
@@ -145,11 +150,14 @@ async def test_on_a_signal_calls_in_progress_finish_and_the_process_leaves_by_it
         assert await stream.read() == b"before"
         child.send_signal(number)
         assert (await watch.read()).status == Status.NOT_SERVING
-        await stream.write(b"after")
-        assert await stream.read() == b"after"
+        assert child.stdout is not None
+        assert await child.stdout.readline() == b"draining 1\n"
+        for n in range(20):
+            await stream.write(b"%d" % n)
+            assert await stream.read() == b"%d" % n
         await stream.done_writing()
         assert await stream.read() is grpc.aio.EOF
-        assert await rest(child) == ["draining 1", "stopped 0"]
+        assert await rest(child) == ["stopped 0"]
         assert child.returncode == 0
         watch.cancel()
 

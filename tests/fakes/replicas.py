@@ -1,11 +1,9 @@
-"""Scripted replicas behind real gRPC: laws from a table, faults from a script. They assert what every replica relies
-on: offsets that they hold, ids within the vocabulary, positions within the context."""
+"""Scripted replicas: a verifier and a drafter whose laws are a table's, computed the slow, obvious way."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,118 +15,14 @@ from specdec.core.randomness import Purpose, coupled_choice, target_key, uniform
 from specdec.core.sampling import SamplingParams
 from specdec.core.tree import DraftTree, Ids
 from specdec.core.verification import NO_OUTSIDE, Logprobs, TargetLaw, Verification, VerifyForm
-from specdec.edge.codec import encode_info
 from specdec.edge.draft_codec import decode_draft_request, encode_draft_reply
-from specdec.edge.messages import (
-    DraftReply,
-    DraftRequest,
-    Load,
-    OpenSession,
-    ReplicaInfo,
-    StaleContext,
-    Timing,
-    VerifyReply,
-    VerifyRequest,
-)
+from specdec.edge.messages import DraftReply, DraftRequest, ReplicaInfo, Timing, VerifyReply, VerifyRequest
 from specdec.edge.verify_codec import decode_verify_request, encode_verify_reply
-from tests.fakes.tables import Table
-from tests.reference import reference_law, reference_scores, reference_y
-
-Request = DraftRequest | VerifyRequest
-Reply = DraftReply | VerifyReply
+from tests.fakes.scripted import Scripted, Stream
+from tests.reference import reference_scores, reference_y
 
 
-@dataclass
-class Stream:
-    """One session's stream as a replica sees it."""
-
-    opening: OpenSession | None = None
-    tokens: list[int] = field(default_factory=list)
-
-
-# Given a request and the honest reply, what to send: another reply, None for silence, or raise to end the stream.
-Script = Callable[[Request, Any], Awaitable[Any]]
-
-
-async def honest(request: Request, reply: Any) -> Any:
-    return reply
-
-
-@dataclass
-class Scripted:
-    """Shared by both roles. requests: every message that came, in order; open_streams: now; script: may lie."""
-
-    table: Table
-    tokenizer_hash: str
-    role: str
-    replica_id: str = "scripted"
-    script: Script = honest
-    load: Load = field(default_factory=Load)
-    max_context: int = 4096
-    max_nodes: int = 64
-    info_overrides: dict[str, Any] = field(default_factory=dict)
-    requests: list[tuple[str, Request]] = field(default_factory=list)
-    open_streams: int = 0
-    streams_opened: int = 0
-
-    async def Info(self, request: Any, context: Any) -> Any:
-        return encode_info(self.info())
-
-    def info(self) -> ReplicaInfo:
-        info = ReplicaInfo(
-            role=self.role,
-            replica_id=self.replica_id,
-            vocab_size=self.table.vocab_size,
-            tokenizer_hash=self.tokenizer_hash,
-            model_fingerprint=self.table.name,
-            model_name=self.table.name,
-            dtype="float32",
-            max_context=self.max_context,
-            max_nodes=self.max_nodes,
-            token_budget=1024,
-            load=self.load,
-        )
-        return replace(info, **self.info_overrides)
-
-    async def _stream(
-        self, messages: Any, context: Any, decode: Callable[[Any], Any], encode: Callable[[Any], Any]
-    ) -> None:
-        stream = Stream()
-        self.open_streams += 1
-        self.streams_opened += 1
-        try:
-            async for message in messages:
-                request = decode(message)
-                stream.opening = request.open or stream.opening
-                assert stream.opening is not None, "the first message opens the session"
-                self.requests.append((stream.opening.session_id, request))
-                reply = await self.script(request, self._reply(stream, request))
-                if reply is not None:
-                    await context.write(encode(reply))
-        finally:
-            self.open_streams -= 1
-
-    def _reply(self, stream: Stream, request: Any) -> Any:
-        assert len(request.token_ids) or request.offset, "an empty context"
-        if request.offset > len(stream.tokens):
-            return self._answer(request, StaleContext(len(stream.tokens)), 0)
-        computed = request.offset + len(request.token_ids) - min(request.offset, len(stream.tokens))
-        stream.tokens[request.offset :] = [int(i) for i in request.token_ids]
-        assert all(0 <= i < self.table.vocab_size for i in stream.tokens), "an id outside the vocabulary"
-        return self._answer(request, self._compute(stream, request), computed)
-
-    def _answer(self, request: Any, result: Any, computed: int) -> Any:
-        raise NotImplementedError
-
-    def _compute(self, stream: Stream, request: Any) -> Any:
-        raise NotImplementedError
-
-    def _law(self, stream: Stream, path: Sequence[int]) -> Any:
-        assert stream.opening is not None
-        context = [*stream.tokens, *path]
-        return reference_law(self.table.logits(context), context, stream.opening.turn_start, stream.opening.params)
-
-
+@dataclass(eq=False)
 class ScriptedTarget(Scripted, target_pb2_grpc.TargetServiceServicer):
     async def Verify(self, messages: Any, context: Any) -> None:
         def decode(message: Any) -> VerifyRequest:
@@ -196,9 +90,11 @@ def _outside(laws: list[Any], request: VerifyRequest, us: Any) -> tuple[list[int
     return drawn, tuple(targets)
 
 
+Guess = Draft  # ScriptedDrafter has a method of the class's name
 Propose = Callable[[list[int], int], list[int]]
 
 
+@dataclass(eq=False)
 class ScriptedDrafter(Scripted, draft_pb2_grpc.DraftServiceServicer):
     """propose(context, k): deterministic drafts; without it drafts are drawn from the table's law, sampled or coupled
     as asked. parents: the shape of a sampled tree drawn without replacement, None for chains. reported: law -> law
@@ -221,7 +117,7 @@ class ScriptedDrafter(Scripted, draft_pb2_grpc.DraftServiceServicer):
     def _answer(self, request: DraftRequest, result: Any, computed: int) -> DraftReply:
         return DraftReply(request.cycle, result, Timing(5, 50, 1, computed), self.load)
 
-    def _compute(self, stream: Stream, request: DraftRequest) -> Draft:
+    def _compute(self, stream: Stream, request: DraftRequest) -> Guess:
         assert request.num_draft_tokens > 0, "asked for nothing"
         if self.propose is not None:
             tokens = self.propose(list(stream.tokens), request.num_draft_tokens)
@@ -230,7 +126,7 @@ class ScriptedDrafter(Scripted, draft_pb2_grpc.DraftServiceServicer):
             return self._coupled(stream, request.num_draft_tokens)
         return self._sampled(stream, request)
 
-    def _coupled(self, stream: Stream, k: int) -> Draft:
+    def _coupled(self, stream: Stream, k: int) -> Guess:
         assert stream.opening is not None
         path: list[int] = []
         for _ in range(k):
@@ -240,9 +136,10 @@ class ScriptedDrafter(Scripted, draft_pb2_grpc.DraftServiceServicer):
             path.append(int(ids[coupled_choice(ids, law, key)]))
         return Draft(DraftTree.chain(np.array(path, dtype=np.uint32)), drafter="lm", coupled=True)
 
-    def _sampled(self, stream: Stream, request: DraftRequest) -> Draft:
+    def _sampled(self, stream: Stream, request: DraftRequest) -> Guess:
         assert stream.opening is not None
         parents = self.parents or tuple(range(request.num_draft_tokens))
+        parents = parents[: request.num_draft_tokens]
         kind = DraftKind.SAMPLED if self.parents is None else DraftKind.SAMPLED_WITHOUT_REPLACEMENT
         us = uniforms(stream.opening.seed, len(stream.tokens), Purpose.DRAFT, len(parents) + 1)
         tokens: list[int] = []
@@ -269,8 +166,3 @@ def _path(tokens: list[int], parents: Sequence[int], node: int) -> list[int]:
         out.append(tokens[node - 1])
         node = parents[node - 1]
     return out[::-1]
-
-
-async def silent(request: Request, reply: Any) -> None:
-    """A replica that hangs."""
-    await asyncio.Event().wait()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from opentelemetry.sdk.trace.export import SpanExporter
+from prometheus_client.parser import text_string_to_metric_families
 
+from coordinator import drafting
 from coordinator.compatibility import check_for
 from coordinator.config import CoordinatorConfig
 from coordinator.pool import Pool
@@ -25,7 +28,8 @@ from protos.generation_pb2 import Chunk, Complete, Started
 from specdec.edge.client import Client
 from specdec.edge.server import GrpcServer
 from specdec.edge.telemetry import CoordinatorMetrics, Telemetry
-from tests.fakes.replicas import Scripted, ScriptedDrafter, ScriptedTarget
+from tests.fakes.replicas import ScriptedDrafter, ScriptedTarget
+from tests.fakes.scripted import Scripted
 from tests.fakes.tables import Table
 
 REGISTER = {
@@ -58,13 +62,18 @@ class Answer:
 
 @dataclass
 class Stack:
+    """address: of the coordinator."""
+
     client: Client
+    address: str
     servicer: GenerationServicer
     store: SessionStore
     telemetry: Telemetry
     targets: Pool
     drafters: Pool
     codec: TextCodec
+    servers: dict[Scripted, GrpcServer]
+    exits: AsyncExitStack
 
     async def generate(self, **fields: Any) -> Answer:
         """The one choice of a request, to its end."""
@@ -74,15 +83,40 @@ class Stack:
 
     async def choices(self, **fields: Any) -> dict[int, Answer]:
         answers: dict[int, Answer] = {}
+        offsets: dict[int, int] = {}
         async for event in self.client.generate(**fields):
             if isinstance(event, Started):
-                answers[event.index] = Answer(event)
+                answers[event.index], offsets[event.index] = Answer(event), _skipped(fields)
             elif isinstance(event, Chunk):
-                assert event.offset == len(answers[event.index].ids) + _skipped(fields), "a gap or an overlap"
+                assert event.offset == offsets[event.index], "a gap or an overlap"
+                offsets[event.index] += len(event.tokens)
                 answers[event.index].chunks.append(event)
             else:
                 answers[event.index].complete = event
         return answers
+
+    @property
+    def active(self) -> int:
+        """Generate calls in progress."""
+        return self.servicer._active
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum over the series that carry these labels, as /metrics shows them now; 0 where there is none."""
+        return scraped(self.telemetry.scrape(), name, **labels)
+
+    async def kill(self, replica: Scripted) -> None:
+        """Ends its server and every stream on it."""
+        await self.servers[replica].stop()
+
+    async def revive(self, replica: Scripted) -> None:
+        """A killed replica on its old port."""
+        port = self.servers[replica].port
+        self.servers[replica] = await self.exits.enter_async_context(serve_replica(replica, port))
+
+
+def scraped(text: str, name: str, **labels: str) -> float:
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
 
 def _skipped(fields: Mapping[str, Any]) -> int:
@@ -103,11 +137,7 @@ def scripted_target(table: Table, folder: Path, **fields: Any) -> ScriptedTarget
 
 
 def scripted_drafter(table: Table, folder: Path, **fields: Any) -> ScriptedDrafter:
-    extra = {name: fields.pop(name) for name in ("propose", "reported", "parents", "support") if name in fields}
-    drafter = ScriptedDrafter(table, TextCodec.load(str(folder)).tokenizer_hash, "draft", **fields)
-    for name, value in extra.items():
-        setattr(drafter, name, value)
-    return drafter
+    return ScriptedDrafter(table, TextCodec.load(str(folder)).tokenizer_hash, "draft", **fields)
 
 
 @asynccontextmanager
@@ -118,16 +148,21 @@ async def stack(
     *,
     span_exporter: SpanExporter | None = None,
     store: SessionStore | None = None,
+    patience: float = 10.0,
     **settings: Any,
 ) -> AsyncIterator[Stack]:
-    """Replicas are served here if scripted, or given as host:port. settings: of CoordinatorConfig."""
+    """Replicas are served here if scripted, or given as host:port. settings: of CoordinatorConfig. patience: seconds
+    that a drafter is waited for beyond its usual time, so that a busy machine makes none late."""
+    settings = {"draft_timeout": 10.0, **settings}
     async with AsyncExitStack() as exits:
+        exits.enter_context(patch.object(drafting, "GRACE", patience))
+        servers: dict[Scripted, GrpcServer] = {}
 
         async def address(replica: Scripted | str) -> str:
             if isinstance(replica, str):
                 return replica
-            server = await exits.enter_async_context(serve_replica(replica))
-            return f"127.0.0.1:{server.port}"
+            servers[replica] = await exits.enter_async_context(serve_replica(replica))
+            return f"127.0.0.1:{servers[replica].port}"
 
         config = CoordinatorConfig(
             model=str(folder),
@@ -137,29 +172,44 @@ async def stack(
         )
         config.validate()
         telemetry = exits.enter_context(Telemetry.start("coordinator", env={}, span_exporter=span_exporter))
-        metrics = CoordinatorMetrics(telemetry)
-        codec = TextCodec.load(str(folder))
-        own = store or open_store(
+        yield await _started(config, exits, servers, telemetry, store)
+    violations = [violation for replica in servers for violation in replica.violations]
+    assert not violations, violations
+
+
+async def _started(
+    config: CoordinatorConfig,
+    exits: AsyncExitStack,
+    servers: dict[Scripted, GrpcServer],
+    telemetry: Telemetry,
+    store: SessionStore | None,
+) -> Stack:
+    """As coordinator/__main__.py wires it, with pools that look often."""
+    metrics = CoordinatorMetrics(telemetry)
+    codec = TextCodec.load(config.model)
+    if store is None:
+        store = open_store(
             config.session_store_url, ttl=config.session_ttl, lease=config.session_lease, deadline=config.store_deadline
         )
-        pools = [
-            await exits.enter_async_context(
-                Pool(role, addresses, check_for(role, codec), metrics, refresh=0.2, rng=random.Random(0))
-            )
-            for role, addresses in (("target", config.target_addresses), ("draft", config.draft_addresses))
-        ]
-        servicer = GenerationServicer(config, codec, own, pools[0], pools[1], telemetry, metrics)
-        register = partial(generation_pb2_grpc.add_GenerationServiceServicer_to_server, servicer)
-        server = await exits.enter_async_context(
-            GrpcServer({"specdec.v1.GenerationService": register}, host="127.0.0.1", port=0)
+        exits.push_async_callback(store.close)
+    targets, drafters = [
+        await exits.enter_async_context(
+            Pool(role, addresses, check_for(role, codec), metrics, refresh=0.2, rng=random.Random(0))
         )
-        client = await exits.enter_async_context(Client(f"127.0.0.1:{server.port}"))
-        yield Stack(client, servicer, own, telemetry, pools[0], pools[1], codec)
-        await own.close()
+        for role, addresses in (("target", config.target_addresses), ("draft", config.draft_addresses))
+    ]
+    servicer = GenerationServicer(config, codec, store, targets, drafters, telemetry, metrics)
+    register = partial(generation_pb2_grpc.add_GenerationServiceServicer_to_server, servicer)
+    server = await exits.enter_async_context(
+        GrpcServer({"specdec.v1.GenerationService": register}, host="127.0.0.1", port=0)
+    )
+    where = f"127.0.0.1:{server.port}"
+    client = await exits.enter_async_context(Client(where))
+    return Stack(client, where, servicer, store, telemetry, targets, drafters, codec, servers, exits)
 
 
-async def until(condition: Any, timeout: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
     """Waits for something that happens in another task or process."""
     async with asyncio.timeout(timeout):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  what is waited for has no event of its own
             await asyncio.sleep(0.005)

@@ -17,29 +17,30 @@ FIRST_LETTER = 0x4E00  # one letter per id, so that any vocabulary size has a to
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """logits: context -> float64[vocab_size]."""
+    """logits: context -> float64[vocab_size]. memory: how many last tokens decide them, None: all may."""
 
     vocab_size: int
     logits: Callable[[Sequence[int]], Logits]
     name: str = "table"
+    memory: int | None = None
 
 
 def constant(p: Sequence[float], name: str = "constant") -> Table:
     """The same law at every position."""
     logits = np.log(np.asarray(p, dtype=np.float64))
-    return Table(len(p), lambda context: logits, name)
+    return Table(len(p), lambda context: logits, name, memory=0)
 
 
 def markov(rows: Sequence[Sequence[float]], name: str = "markov") -> Table:
     """The law depends on the last token."""
     logits = np.log(np.asarray(rows, dtype=np.float64))
-    return Table(len(rows), lambda context: logits[context[-1]], name)
+    return Table(len(rows), lambda context: logits[context[-1]], name, memory=1)
 
 
 def counter(vocab_size: int, name: str = "counter") -> Table:
     """Next = last + 1 modulo the vocabulary, nearly certain: shows skips, repeats and leaks."""
     logits = 12.0 * np.eye(vocab_size)
-    return Table(vocab_size, lambda context: logits[(context[-1] + 1) % vocab_size], name)
+    return Table(vocab_size, lambda context: logits[(context[-1] + 1) % vocab_size], name, memory=1)
 
 
 PAIR_5_P = (0.50, 0.20, 0.15, 0.10, 0.05)
@@ -58,14 +59,15 @@ MARKOV_5_DRAFT = markov([row[::-1] for row in MARKOV_ROWS], "markov-5-draft")
 
 
 def letters_folder(folder: Path, vocab_size: int, *, eos_ids: Sequence[int] = ()) -> Path:
-    """A model folder without weights: token i is the i-th letter from FIRST_LETTER on."""
+    """Token i is the i-th letter from FIRST_LETTER on. A config.json that a model has written there is kept."""
     folder.mkdir(parents=True, exist_ok=True)
     vocab = {chr(FIRST_LETTER + i): i for i in range(vocab_size)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.decoder = decoders.Fuse()
     tokenizer.save(str(folder / "tokenizer.json"))
     eos = {"eos_token_id": list(eos_ids)} if eos_ids else {}
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": vocab_size}))
+    if not (folder / "config.json").exists():
+        (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": vocab_size}))
     (folder / "generation_config.json").write_text(json.dumps({"temperature": 1.0, "do_sample": True, **eos}))
     (folder / "tokenizer_config.json").write_text("{}")
     return folder

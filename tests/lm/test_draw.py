@@ -87,9 +87,7 @@ def test_child_probabilities_are_the_parents_law_at_the_childs_token(params: Sam
     tree = DraftTree(np.array([4, 9, 9, 30], dtype=np.uint32), np.array([0, 0, 1, 3], dtype=np.int64))
     laws, logits = random_laws(params, 5)
     p = child_probabilities(laws, tree.parents, tree.token_ids)
-    expected = [
-        reference_law(logits[n], [1], 1, params)[t] for n, t in zip(tree.parents, tree.token_ids, strict=True)
-    ]
+    expected = [reference_law(logits[n], [1], 1, params)[t] for n, t in zip(tree.parents, tree.token_ids, strict=True)]
     np.testing.assert_allclose(p, expected, rtol=1e-6)
 
 

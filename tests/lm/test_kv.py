@@ -57,7 +57,7 @@ def test_rewind_keeps_the_shared_prefix_and_the_matching_path(
 
 
 def test_rewind_follows_equal_siblings_together() -> None:
-    """Drawn with replacement, siblings may carry the same token, and only one of them has the subtree that came true."""
+    """Drawn with replacement, siblings may carry the same token, and only one has the subtree that came true."""
     tree = DraftTree(ids(5, 5, 7), np.array([0, 0, 2], dtype=np.int64))
     sequence = KVPool(SHAPE, 1000).new_sequence()
     fill(sequence, ids(1), tree)

@@ -27,7 +27,8 @@ def dense(laws: Laws, vocab_size: int = V) -> np.ndarray:
 
 def one_law(logits: list[float], params: SamplingParams, context: tuple[int, ...] = (0,)) -> np.ndarray:
     history = Histories(np.array(context, dtype=np.uint32), len(context), ((),))
-    return dense(target_laws(torch.tensor([logits]), history, params, len(logits)), len(logits))[0]
+    law: np.ndarray = dense(target_laws(torch.tensor([logits]), history, params, len(logits)), len(logits))[0]
+    return law
 
 
 def laws_at(logits: np.ndarray, context: list[int], turn_start: int, tree: DraftTree, params: SamplingParams) -> Laws:

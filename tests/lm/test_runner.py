@@ -42,7 +42,8 @@ def random_ids(n: int, seed: int = 0) -> np.ndarray:
 
 def stock_logits(model: Any, ids: np.ndarray) -> torch.Tensor:
     with torch.inference_mode():
-        return model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0]
+        logits: torch.Tensor = model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0]
+    return logits
 
 
 def fresh_logits(runner: Runner, ids: np.ndarray) -> torch.Tensor:

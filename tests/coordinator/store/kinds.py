@@ -57,14 +57,14 @@ def same(a: SessionRecord | None, b: SessionRecord | None) -> bool:
 
 class Kind(Protocol):
     """open: another coordinator's store on the same sessions. expire, lapse: the TTL, the lease of a session runs
-    out. keys: every key with its TTL in ms, -1 for none."""
+    out. key_ttls: every key with its TTL in ms, -1 for none."""
 
     name: str
 
     def open(self, deadline: float = 10.0, options: str = "") -> SessionStore: ...
     def expire(self, session_id: str) -> None: ...
     def lapse(self, session_id: str) -> None: ...
-    def keys(self) -> Iterator[tuple[str, int]]: ...
+    def key_ttls(self) -> Iterator[tuple[str, int]]: ...
 
 
 @dataclass
@@ -87,7 +87,7 @@ class MemoryKind:
     def lapse(self, session_id: str) -> None:
         self.now += LEASE
 
-    def keys(self) -> Iterator[tuple[str, int]]:
+    def key_ttls(self) -> Iterator[tuple[str, int]]:
         return iter(())
 
 
@@ -113,7 +113,7 @@ class RedisKind:
     def lose(self, session_id: str, part: str) -> None:
         self._delete(session_id, part)
 
-    def keys(self) -> Iterator[tuple[str, int]]:
+    def key_ttls(self) -> Iterator[tuple[str, int]]:
         for client in self.admin():
             for key in client.scan_iter("specdec:*"):
                 yield str(key), client.pttl(key)

@@ -32,7 +32,7 @@ def name() -> str:
 def every_key_has_a_ttl(kind: Kind) -> Iterator[None]:
     """After every test of this module, on every server."""
     yield
-    assert [key for key, ttl in kind.keys() if ttl < 0] == []
+    assert [key for key, ttl in kind.key_ttls() if ttl < 0] == []
 
 
 async def append(
@@ -295,7 +295,7 @@ async def test_every_use_refreshes_the_ttl(kind: Kind, store: SessionStore, name
         if isinstance(kind, MemoryKind):
             kind.now += 0.9 * TTL
             return await store.load(name) is not None
-        ttls = {key.rpartition(":")[2]: ttl for key, ttl in kind.keys() if name in key}
+        ttls = {key.rpartition(":")[2]: ttl for key, ttl in kind.key_ttls() if name in key}
         assert isinstance(kind, RedisKind)
         for client in kind.admin():  # age them before the next use
             for key in client.scan_iter(f"specdec:*{name}*"):

@@ -1,0 +1,283 @@
+"""The cost model by its worked examples, the planner in worlds with known laws and times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec.core.planner import (
+    FIRST_PROBE,
+    LAST_PROBE,
+    START,
+    CycleOutcome,
+    Planner,
+    best_k,
+    expected_tokens,
+    observe,
+    plan,
+    speedup,
+)
+
+MAX_K = 12
+
+
+@pytest.mark.parametrize(("alpha", "tokens", "gain"), [(0.75, 3.05, 2.18), (0.9, 4.10, 2.93), (0.5, 1.94, 1.38)])
+def test_worked_examples_of_the_cost_model(alpha: float, tokens: float, gain: float) -> None:
+    assert expected_tokens(alpha, 4) == pytest.approx(tokens, abs=0.005)
+    assert speedup(alpha, 4, 0.1) == pytest.approx(gain, abs=0.008)
+
+
+@pytest.mark.parametrize(("trip", "k"), [(0, 6), (1, 8), (4, 11)])
+def test_worked_examples_of_the_best_k(trip: float, k: int) -> None:
+    for share in (0.5, 1.0):
+        assert best_k(0.8, 0.1, trip * share, trip * (1 - share), 20) == k
+
+
+def test_a_drafter_farther_away_than_the_target_is_slow_is_not_asked() -> None:
+    """The whole round trip of 4 on the drafter's side: plain decoding does not pay it."""
+    assert best_k(0.8, 0.1, 0.0, 4.0, 20) == 0
+
+
+def test_the_sequential_schedule_of_the_handbook() -> None:
+    """alpha .8, c .15, rho = rho_d = .2: 1.72 tokens per target step at k = 6."""
+    assert best_k(0.8, 0.15, 0.2, 0.2, 20) == 6
+    assert speedup(0.8, 6, 0.15, 0.2, 0.2) / 1.2 == pytest.approx(1.72, abs=0.005)
+
+
+@given(alpha=st.floats(0, 1), k=st.integers(0, 40))
+@settings(derandomize=True, deadline=None)
+def test_expected_tokens_is_the_closed_form_and_has_no_hole_at_1(alpha: float, k: int) -> None:
+    got = expected_tokens(alpha, k)
+    assert 1 <= got <= k + 1
+    if alpha < 0.999:
+        assert got == pytest.approx((1 - alpha ** (k + 1)) / (1 - alpha))
+    assert expected_tokens(1.0, k) == k + 1
+
+
+def test_plain_decoding_is_the_unit_of_speedup() -> None:
+    assert speedup(0.9, 0, 0.1, 3.0, 5.0) == 1.0
+    assert best_k(0.0, 0.1, 0.0, 0.0, 10) == 0
+    assert best_k(0.05, 0.2, 0.0, 1.0, 10) == 0
+
+
+# The planner in a world.
+
+
+@dataclass
+class World:
+    """Seconds of virtual time. chance(i): that position i is accepted once reached; comes: how many of k
+    arrive."""
+
+    chance: Callable[[int], float]
+    draft: float = 1.0
+    verify: Callable[[int], float] = lambda rows: 10.0
+    draft_network: float = 0.0
+    verify_network: float = 0.0
+    comes: Callable[[int, np.random.Generator], int] = lambda k, rng: k
+    exact: bool = False
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def cycle(self, k: int, batch: int = 1) -> CycleOutcome:
+        n = self.comes(k, self.rng)
+        accepted, alphas = 0, []
+        while accepted < n:
+            alphas.append(self.chance(accepted))
+            if self.rng.random() >= alphas[-1]:
+                break
+            accepted += 1
+        return CycleOutcome(
+            asked=k,
+            depth=n,
+            rows=n + 1,
+            accepted=accepted,
+            draft_seconds=n * self.draft if k else None,
+            draft_network=self.draft_network if k else 0.0,
+            verify_seconds=self.verify(batch * (n + 1)),
+            verify_network=self.verify_network,
+            batch=batch,
+            alphas=tuple(alphas) if self.exact else (),
+        )
+
+
+def seconds(cycle: CycleOutcome) -> float:
+    assert cycle.verify_seconds is not None
+    return (cycle.draft_seconds or 0.0) + cycle.draft_network + cycle.verify_seconds + cycle.verify_network
+
+
+def live(
+    world: World, cycles: int, planner: Planner | None = None, k: int | None = None
+) -> tuple[Planner, list[int], float]:
+    """The planner afterwards, the k of each cycle, and tokens per second; k given: fixed."""
+    planner, ks, tokens, spent = planner or Planner(), [], 0, 0.0
+    for _ in range(cycles):
+        ks.append(plan(planner, MAX_K) if k is None else k)
+        outcome = world.cycle(ks[-1])
+        tokens, spent = tokens + outcome.accepted + 1, spent + seconds(outcome)
+        planner = observe(planner, outcome)
+    return planner, ks, tokens / spent if spent else 0.0
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("alpha", [0.3, 0.5, 0.65, 0.8, 0.9])
+def test_the_planner_comes_close_to_the_best_fixed_k(alpha: float, exact: bool) -> None:
+    world = World(lambda i: alpha, exact=exact, verify=lambda rows: 10 + 0.3 * rows)
+    best = max(expected_tokens(alpha, k) / (k + 10 + 0.3 * (k + 1)) for k in range(MAX_K + 1))
+    assert live(world, 1500)[2] > 0.95 * best
+
+
+def test_exact_alphas_make_the_plan_steadier() -> None:
+    spread = [
+        np.std(live(World(lambda i: 0.7, exact=exact, verify=lambda rows: 10 + 0.3 * rows), 1500)[1][100:])
+        for exact in (False, True)
+    ]
+    assert spread[1] < 0.5 * spread[0]
+
+
+def test_a_long_way_to_the_replicas_makes_drafts_longer() -> None:
+    near = live(World(lambda i: 0.8), 800)[1]
+    far = live(World(lambda i: 0.8, verify_network=20.0, draft_network=20.0), 800)[1]
+    assert np.mean(far[200:]) > np.mean(near[200:]) + 2
+
+
+def test_chances_are_learned_by_position() -> None:
+    """Right for three tokens, then wrong: one alpha for all would never settle at 3."""
+    ks = live(World(lambda i: float(i < 3), verify=lambda rows: 10 + 0.1 * rows), 300)[1]
+    assert ks[-100:].count(3) >= 90
+    assert set(ks[-100:]) <= {3, 4}
+
+
+def test_speculation_that_does_not_pay_stops_but_for_rare_probes() -> None:
+    plain = live(World(lambda i: 0.02), 2000, k=0)[2]
+    _, ks, rate = live(World(lambda i: 0.02), 2000)
+    assert rate > 0.97 * plain
+    probes = np.flatnonzero(np.array(ks[50:]) > 0)
+    assert 3 <= len(probes) <= 20
+    assert np.diff(probes)[-1] > LAST_PROBE // 2
+
+
+def test_a_text_that_has_become_easy_is_noticed() -> None:
+    stopped, ks, _ = live(World(lambda i: 0.0), 400)
+    assert sum(k > 0 for k in ks[-100:]) <= 2
+    _, later, _ = live(World(lambda i: 0.95), 2 * LAST_PROBE + 100, stopped)
+    assert np.mean(later[-50:]) > 4
+
+
+def test_a_probe_waits_twice_as_long_each_time_and_afresh_once_drafting_has_settled() -> None:
+    planner, ks, _ = live(World(lambda i: 0.0), 600)
+    gaps = np.diff(np.flatnonzero(np.array(ks) > 0))
+    gaps = gaps[gaps > 1]
+    assert gaps.tolist() == sorted(gaps.tolist())
+    assert planner.probe_after > FIRST_PROBE
+    settled, _, _ = live(World(lambda i: 0.95), 2 * LAST_PROBE + 100, planner)
+    assert settled.probe_after == FIRST_PROBE
+
+
+def test_short_drafts_that_cost_nothing_are_worth_asking_for() -> None:
+    """An n-gram that finds something in a third of the cycles, at once."""
+    some = World(lambda i: 0.9, draft=0.0, comes=lambda k, rng: k * int(rng.random() < 1 / 3))
+    plain = live(replace(some, rng=np.random.default_rng(0)), 1500, k=0)[2]
+    _, ks, rate = live(some, 1500)
+    assert np.mean(ks[100:]) > 4
+    assert rate > 1.5 * plain
+
+
+def test_a_drafter_that_never_answers_is_not_waited_for() -> None:
+    """Nothing comes, and asking costs a round trip."""
+    silent = World(lambda i: 1.0, draft_network=5.0, comes=lambda k, rng: 0)
+    _, ks, rate = live(silent, 1000)
+    assert rate > 0.97 * live(silent, 1000, k=0)[2]
+    assert sum(k > 0 for k in ks[100:]) < 20
+
+
+def test_nothing_known_of_the_times_means_the_starting_k() -> None:
+    planner = Planner()
+    assert plan(planner, MAX_K) == START
+    assert plan(planner, 2) == 2
+    assert plan(planner, 0) == 0
+    prompt = CycleOutcome(asked=4, depth=4, rows=5, accepted=1)
+    assert plan(observe(planner, prompt), MAX_K) == START
+
+
+@given(max_k=st.integers(0, 20), seed=st.integers(0, 30))
+@settings(derandomize=True, deadline=None, max_examples=60)
+def test_a_plan_never_exceeds_what_is_allowed(max_k: int, seed: int) -> None:
+    world = World(lambda i: 0.9, rng=np.random.default_rng(seed))
+    planner, _, _ = live(world, seed)
+    assert 0 <= plan(planner, max_k) <= max_k
+
+
+def test_one_long_pause_does_not_stop_speculation() -> None:
+    world = World(lambda i: 0.8, exact=True)
+    planner, ks, _ = live(world, 200)
+    outcome = world.cycle(ks[-1])
+    for pause in (replace(outcome, draft_seconds=1e4), replace(outcome, verify_seconds=1e4)):
+        paused = observe(planner, pause)
+        assert plan(paused, MAX_K) >= 3
+        assert abs(live(world, 60, paused)[1][-1] - ks[-1]) <= 1
+
+
+def test_drafters_are_learned_apart() -> None:
+    planner = Planner()
+    good, bad = World(lambda i: 0.95, exact=True), World(lambda i: 0.0, exact=True)
+    for _ in range(60):
+        planner = observe(planner, replace(good.cycle(6), drafter="good"))
+        planner = observe(planner, replace(bad.cycle(6), drafter="bad"))
+    assert plan(planner, MAX_K, "good") >= 6
+    assert plan(planner, MAX_K, "bad") == 0
+
+
+@pytest.mark.scenario("B125")
+def test_what_one_session_learns_stays_its_own() -> None:
+    """A liar's session, then an oracle's in the same process; and states are values that nothing changes."""
+    first = Planner()
+    liar, ks, _ = live(World(lambda i: 0.0), 100, first)
+    assert ks[-1] == 0
+    assert first == Planner()
+    before = liar.drafters[""]
+    observe(liar, World(lambda i: 1.0).cycle(8))
+    assert liar.drafters[""] is before
+    _, fresh, _ = live(World(lambda i: 1.0), 40)
+    _, alone, _ = live(World(lambda i: 1.0), 40, Planner())
+    assert fresh == alone
+    assert fresh[-1] > 6
+
+
+def crowd(n: int, alpha: float, cycles: int, fixed: int | None = None, *, rows_told: bool = True) -> float:
+    """Tokens per second of n sessions in lockstep: verify is flat up to 16 rows and linear above, in virtual
+    time."""
+    worlds = [World(lambda i: alpha, draft=0.05, rng=np.random.default_rng(i)) for i in range(n)]
+    planners, tokens, spent = [Planner() for _ in worlds], 0, 0.0
+    for _ in range(cycles):
+        ks = [plan(p, 8) if fixed is None else fixed for p in planners]
+        outcomes = [w.cycle(k, n) for w, k in zip(worlds, ks, strict=True)]
+        rows = sum(o.rows for o in outcomes)
+        verify = max(rows, 16) / 16
+        spent += max(o.draft_seconds or 0.0 for o in outcomes) + verify
+        tokens += sum(o.accepted + 1 for o in outcomes)
+        told = rows if rows_told else 0
+        outcomes = [replace(o, verify_seconds=verify, batch_rows=told) for o in outcomes]
+        planners = [observe(p, o) for p, o in zip(planners, outcomes, strict=True)]
+    return tokens / spent
+
+
+@pytest.mark.scenario("B127")
+@pytest.mark.parametrize("rows_told", [True, False])
+@pytest.mark.parametrize("n", [1, 8, 64])
+def test_speculation_backs_off_when_the_verifier_is_saturated(n: int, rows_told: bool) -> None:
+    """Virtual time, acceptance .3: at least 95 % of plain decoding at any concurrency. Speculation that does
+    not back off would lose more than half."""
+    plain = crowd(n, 0.3, 500, fixed=0)
+    assert crowd(n, 0.3, 500, rows_told=rows_told) >= 0.95 * plain
+    if n == 64:
+        assert crowd(n, 0.3, 50, fixed=4) < 0.5 * plain
+
+
+@pytest.mark.scenario("B127")
+def test_speculation_gains_where_there_is_room() -> None:
+    """Concurrency 1, acceptance .8."""
+    assert crowd(1, 0.8, 500) >= 1.5 * crowd(1, 0.8, 500, fixed=0)

@@ -1,0 +1,336 @@
+"""The draft LM over time: its KV, its batches, its deadlines. The oracle is a drafter that has seen nothing before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from draft_service.drafters import DraftJob
+from draft_service.drafters.lm import LmDrafter
+from draft_service.session import DraftSession
+from specdec.core.draft import DraftKind
+from specdec.core.errors import InvalidArgument
+from specdec.core.sampling import SamplingParams
+from specdec.core.tree import Ids
+from specdec.edge.telemetry import ReplicaMetrics
+from specdec.lm.kv import KVSequence
+from specdec.lm.loading import LoadedModel
+from tests.draft_service.conftest import MAX_CONTEXT, VOCAB, Clock, TickingRunner
+from tests.draft_service.jobs import GREEDY, draft_all, draft_one, ids, job, random_ids, tokens
+
+NewDrafter = Callable[..., LmDrafter]
+
+COUPLED = SamplingParams(temperature=0.8, repetition_penalty=1.3)
+
+
+def held(drafter: LmDrafter, session: DraftSession) -> list[int]:
+    """Ids whose KV the drafter holds for the session."""
+    return [int(token) for token in drafter._sequences[session].token_ids]
+
+
+@pytest.fixture(scope="module")
+def truth(model_folder: Path) -> list[int]:
+    """A prompt of 9 tokens and 64 more that the model itself, as target, goes on with greedily."""
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    prompt = torch.tensor([random_ids(1, 9)])
+    out: list[int] = model.generate(prompt, max_new_tokens=64, do_sample=False)[0].tolist()
+    return out
+
+
+def acceptance(drafter: LmDrafter, truth: list[int], k: int) -> tuple[int, int]:
+    """(drafted, accepted) over cycles in which the target is the drafter's own model; checks the KV on the way."""
+    session, n, drafted, accepted = DraftSession(), 9, 0, 0
+    while n + k < len(truth):
+        guesses = tokens(draft_one(drafter, job(truth[:n], k, session=session)))
+        right = next((i for i, g in enumerate(guesses) if g != truth[n + i]), len(guesses))
+        drafted, accepted = drafted + len(guesses), accepted + right
+        assert held(drafter, session) == [*truth[:n], *guesses[:-1]]
+        n += right + 1
+    return drafted, accepted
+
+
+@pytest.mark.scenario("B19")
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_an_oracle_is_always_right(new_drafter: NewDrafter, truth: list[int], k: int) -> None:
+    """After a block that was accepted whole, the last draft token is not in the draft's KV yet: it must be computed."""
+    drafted, accepted = acceptance(new_drafter(), truth, k)
+    assert drafted == accepted >= 25
+
+
+@pytest.mark.scenario("B19")
+def test_negative_control_a_cache_that_lacks_the_last_draft_token_loses_acceptance(
+    new_drafter: NewDrafter, truth: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The injector of B19: the bonus token is taken for the draft token that was never fed back."""
+    rewind = KVSequence.rewind
+
+    def skip_one(self: KVSequence, token_ids: Ids) -> int:
+        kept = rewind(self, token_ids)
+        if kept and kept < len(token_ids):
+            self.reserve(kept + 1)
+            self.append(token_ids[kept : kept + 1], ids([]), np.zeros(0, dtype=np.int64))
+        return self.num_context
+
+    monkeypatch.setattr(KVSequence, "rewind", skip_one)
+    drafted, accepted = acceptance(new_drafter(), truth, 3)
+    assert accepted < drafted
+
+
+def test_after_a_whole_block_only_its_last_token_and_the_bonus_are_computed(
+    new_drafter: NewDrafter, truth: list[int]
+) -> None:
+    drafter, session = new_drafter(), DraftSession()
+    for n in range(9, 50, 5):
+        draft_one(drafter, job(truth[:n], 4, session=session))
+        assert session.computed_tokens == (9 if n == 9 else 2)
+        session.computed_tokens = 0
+
+
+def variety(seed: int) -> DraftJob:
+    """A job of any context, length, way of drafting and params."""
+    rng = np.random.default_rng(seed)
+    params = [GREEDY, SamplingParams(), COUPLED, SamplingParams(top_k=4, temperature=1.3)][rng.integers(4)]
+    kind = [DraftKind.CHOSEN, DraftKind.SAMPLED][rng.integers(2)]
+    context = random_ids(seed, int(rng.integers(1, 40)))
+    return job(context, int(rng.integers(1, 7)), params, kind=kind, support=9, seed=seed, turn_start=len(context) // 2)
+
+
+def test_a_draft_does_not_depend_on_its_batch_mates(new_drafter: NewDrafter) -> None:
+    """Lengths, modes, params and k all differ; those with a smaller k drop out on the way."""
+    together = draft_all(new_drafter(), [variety(seed) for seed in range(24)])
+    for seed, draft in enumerate(together):
+        alone = draft_one(new_drafter(), variety(seed))
+        assert tokens(draft) == tokens(alone) and draft.kind == alone.kind
+        for law, other in zip(draft.laws, alone.laws, strict=True):
+            assert (law.ids == other.ids).all()
+            np.testing.assert_allclose(law.q, other.q, rtol=1e-2)
+
+
+def test_every_session_gets_as_many_tokens_as_it_asked_for(new_drafter: NewDrafter) -> None:
+    jobs = [variety(seed) for seed in range(24)]
+    for one, draft in zip(jobs, draft_all(new_drafter(), jobs), strict=True):
+        assert draft.tree.num_draft_tokens == one.num_draft_tokens
+
+
+def test_a_finished_job_does_not_wait_for_longer_ones(new_drafter: NewDrafter) -> None:
+    short, long = new_drafter().propose([job(random_ids(1, 5), 1), job(random_ids(2, 5), 6)])
+    assert short is not None and long is None
+
+
+def test_any_sequence_of_growth_and_rollback_drafts_as_a_fresh_drafter_does(new_drafter: NewDrafter) -> None:
+    drafter, rng = new_drafter(token_budget=7), np.random.default_rng(5)
+    sessions = [DraftSession() for _ in range(3)]
+    contexts = [random_ids(i, 12) for i in range(3)]
+    for step in range(40):
+        i = int(rng.integers(3))
+        match rng.integers(4):
+            case 0:  # some of the draft came true, then something else did
+                draft = draft_one(drafter, job(contexts[i], 5, session=sessions[i]))
+                contexts[i] = [*contexts[i], *tokens(draft)[: rng.integers(6)], int(rng.integers(VOCAB))]
+            case 1:
+                contexts[i] = contexts[i][: rng.integers(1, len(contexts[i]) + 1)]
+            case 2:
+                contexts[i] = [*contexts[i][: rng.integers(len(contexts[i]))], *random_ids(step, 9)]
+            case _:
+                contexts[i] = [*contexts[i], *random_ids(step, 3)]
+        contexts[i] = contexts[i][:80]
+        jobs = [job(c, 4, COUPLED, s, seed=step) for c, s in zip(contexts, sessions, strict=True)]
+        fresh = [job(c, 4, COUPLED, seed=step) for c in contexts]
+        drafts, expected = draft_all(drafter, jobs), draft_all(new_drafter(), fresh)
+        assert [tokens(d) for d in drafts] == [tokens(d) for d in expected]
+
+
+@pytest.mark.parametrize("budget", [1, 5, 64])
+def test_the_token_budget_changes_how_a_context_is_computed_and_nothing_else(
+    loaded: LoadedModel, metrics: ReplicaMetrics, new_drafter: NewDrafter, budget: int
+) -> None:
+    runner = TickingRunner(loaded, 4096, Clock(), 0.0, 0.0)
+    drafter = LmDrafter(runner, metrics, token_budget=budget)
+    contexts = [random_ids(i, n) for i, n in enumerate((50, 3, 21))]
+    drafts = draft_all(drafter, [job(context, 3) for context in contexts])
+    expected = draft_all(new_drafter(), [job(context, 3) for context in contexts])
+    assert [tokens(d) for d in drafts] == [tokens(d) for d in expected]
+    assert max(runner.rows) <= budget
+    assert sum(runner.rows) == 50 + 3 + 21 + 3 * 2
+
+
+def test_a_long_context_does_not_hold_up_the_others(new_drafter: NewDrafter) -> None:
+    drafter = new_drafter(token_budget=10)
+    long, short = job(random_ids(1, 150), 3), job(random_ids(2, 4), 3)
+    rounds = 0
+    outcomes = drafter.propose([long, short])
+    while outcomes[1] is None:
+        outcomes = drafter.propose([long, short])
+        rounds += 1
+    assert rounds == 2 and outcomes[0] is None
+    assert len(tokens(draft_one(drafter, long))) == 3
+
+
+@pytest.mark.scenario("B69")
+@pytest.mark.scenario("B73")
+@pytest.mark.parametrize("room", [12, 5, 4, 2, 1, 0, -1, -20])
+def test_no_position_beyond_the_window_is_computed_and_no_token_beyond_it_drafted(
+    new_drafter: NewDrafter, room: int
+) -> None:
+    """Near the end of the context k is cut to what is left; at the end there is no draft, and no error."""
+    drafter, session = new_drafter(), DraftSession()
+    context = random_ids(3, MAX_CONTEXT - room)
+    draft = draft_one(drafter, job(context, 5, session=session))
+    assert draft.tree.num_draft_tokens == max(0, min(5, room))
+    assert len(held(drafter, session)) < MAX_CONTEXT
+    assert len(tokens(draft_one(drafter, job(context[:20], 5, session=session)))) == 5
+
+
+@pytest.mark.scenario("B71")
+def test_the_window_is_the_models_or_the_pools_whichever_is_smaller(new_drafter: NewDrafter) -> None:
+    """The effective limit of a drafter is visible in its Info."""
+    assert new_drafter().model.max_context == MAX_CONTEXT
+    small = new_drafter(kv_tokens=50)
+    assert small.model.max_context == 50
+    assert draft_one(small, job(random_ids(1, 48), 5)).tree.num_draft_tokens == 2
+
+
+@pytest.mark.scenario("B91")
+def test_a_full_pool_evicts_and_drafts_on(new_drafter: NewDrafter) -> None:
+    """Sessions that stay open and fill the draft's KV must not turn speculation off."""
+    drafter = new_drafter(kv_tokens=100)
+    sessions = [DraftSession() for _ in range(4)]
+    for seed, session in enumerate([*sessions, *sessions]):
+        draft = draft_one(drafter, job(random_ids(seed % 4, 40), 5, session=session))
+        assert tokens(draft) == tokens(draft_one(new_drafter(), job(random_ids(seed % 4, 40), 5)))
+        assert 0 <= drafter.kv_free <= 100
+
+
+@pytest.mark.scenario("B91")
+def test_the_least_recently_drafted_session_is_evicted_first(new_drafter: NewDrafter) -> None:
+    """...and only as many as are needed."""
+    drafter = new_drafter(kv_tokens=150)
+    first, second, third = (DraftSession() for _ in range(3))
+    for session in (first, second, first, third):
+        session.computed_tokens = 0
+        draft_one(drafter, job(random_ids(1, 60), 3, session=session))
+    assert third.computed_tokens == 60
+    assert first in drafter._sequences and second not in drafter._sequences
+    first.computed_tokens = 0
+    draft_one(drafter, job(random_ids(1, 60), 3, session=first))
+    assert first.computed_tokens == 1
+
+
+def test_jobs_that_do_not_fit_together_get_shorter_drafts_or_none(new_drafter: NewDrafter) -> None:
+    drafter = new_drafter(kv_tokens=100)
+    sessions = [DraftSession() for _ in range(3)]
+    jobs = [job(random_ids(i, 45), 8, session=s) for i, s in enumerate(sessions)]
+    lengths = [draft.tree.num_draft_tokens for draft in draft_all(drafter, jobs)]
+    assert lengths[0] == 8 and 0 < lengths[1] < 8 and lengths[2] == 0
+    assert len(tokens(draft_one(drafter, job(random_ids(2, 45), 8, session=sessions[2])))) == 8
+
+
+@pytest.mark.scenario("B90")
+def test_closing_gives_everything_back(new_drafter: NewDrafter) -> None:
+    """Also in the middle of a prefill, and of a draft."""
+    drafter = new_drafter(token_budget=8)
+    jobs = [job(random_ids(i, 1 + 7 * i), 4) for i in range(8)]
+    drafter.propose(jobs)
+    assert drafter.kv_free < drafter.kv_total
+    for one in jobs:
+        drafter.close(one.session)
+        drafter.close(one.session)
+    assert drafter.kv_free == drafter.kv_total and not drafter._sequences and not drafter._chains
+
+
+def test_a_job_that_was_given_up_does_not_leak_into_the_next_of_its_session(new_drafter: NewDrafter) -> None:
+    drafter, session = new_drafter(token_budget=4), DraftSession()
+    drafter.propose([job(random_ids(1, 30), 4, session=session)])
+    other = random_ids(2, 20)
+    assert tokens(draft_one(drafter, job(other, 4, session=session))) == tokens(draft_one(new_drafter(), job(other, 4)))
+
+
+def test_an_empty_context_is_refused(new_drafter: NewDrafter) -> None:
+    [refused] = draft_all(new_drafter(), [job([], 4)])
+    assert isinstance(refused, InvalidArgument) and refused.field == "token_ids"
+
+
+class TestDeadline:
+    """Forwards of 10 ms, and of 1 ms more per row where a test says so; time moves in forwards only."""
+
+    @pytest.fixture
+    def clock(self) -> Clock:
+        return Clock()
+
+    def drafter(
+        self, loaded: LoadedModel, metrics: ReplicaMetrics, clock: Clock, *, per_row: float = 0.0, budget: int = 256
+    ) -> LmDrafter:
+        runner = TickingRunner(loaded, 4096, clock, 0.010, per_row)
+        drafter = LmDrafter(runner, metrics, token_budget=budget, clock=clock)
+        drafter.warm_up()
+        return drafter
+
+    @pytest.mark.parametrize(("budget_ms", "expected"), [(9, 0), (11, 1), (35, 3), (61, 6), (1000, 6)])
+    def test_a_draft_has_as_many_tokens_as_there_is_time_for(
+        self, loaded: LoadedModel, metrics: ReplicaMetrics, clock: Clock, budget_ms: int, expected: int
+    ) -> None:
+        drafter = self.drafter(loaded, metrics, clock)
+        deadline = clock.now + budget_ms / 1e3
+        draft = draft_one(drafter, job(random_ids(1, 4), 6, deadline=deadline))
+        assert draft.tree.num_draft_tokens == expected
+        assert clock.now <= deadline
+
+    def test_nothing_is_computed_after_the_deadline(
+        self, loaded: LoadedModel, metrics: ReplicaMetrics, clock: Clock
+    ) -> None:
+        drafter, before = self.drafter(loaded, metrics, clock), clock.now
+        assert draft_one(drafter, job(random_ids(1, 4), 6, deadline=before)).tree.num_draft_tokens == 0
+        assert clock.now == before
+
+    def test_a_hurried_job_neither_delays_nor_shortens_its_mates(
+        self, loaded: LoadedModel, metrics: ReplicaMetrics, clock: Clock
+    ) -> None:
+        drafter, start = self.drafter(loaded, metrics, clock), clock.now
+        hurried, patient = job(random_ids(1, 4), 6, deadline=start + 0.025), job(random_ids(2, 4), 6)
+        first = drafter.propose([hurried, patient])
+        assert first[0] is not None and first[1] is None
+        assert clock.now <= start + 0.025
+        assert len(tokens(draft_one(drafter, patient))) == 6
+
+    def test_a_long_context_is_caught_up_with_over_several_budgets(
+        self, loaded: LoadedModel, metrics: ReplicaMetrics, clock: Clock
+    ) -> None:
+        drafter, session = self.drafter(loaded, metrics, clock, per_row=0.001, budget=32), DraftSession()
+        context, lengths = random_ids(1, 120), []
+        for _ in range(8):
+            deadline = clock.now + 0.060
+            draft = draft_one(drafter, job(context, 4, session=session, deadline=deadline))
+            lengths.append(draft.tree.num_draft_tokens)
+            assert clock.now <= deadline
+        assert lengths[0] == 0 and lengths[-1] == 4
+        assert session.computed_tokens == 120 + lengths[lengths.index(4) :].count(4) - 1 + sum(
+            0 < n < 4 for n in lengths
+        )
+
+    def test_a_chunk_is_cut_to_what_its_mates_have_time_for(
+        self, loaded: LoadedModel, metrics: ReplicaMetrics, clock: Clock
+    ) -> None:
+        drafter = self.drafter(loaded, metrics, clock, per_row=0.001, budget=128)
+        long, short = job(random_ids(1, 140), 4), job(random_ids(2, 2), 3, deadline=clock.now + 0.090)
+        outcomes = draft_all(drafter, [long, short])
+        assert [len(tokens(draft)) for draft in outcomes] == [4, 3]
+
+    def test_one_slow_forward_does_not_end_drafting(
+        self, loaded: LoadedModel, metrics: ReplicaMetrics, clock: Clock
+    ) -> None:
+        drafter, session = self.drafter(loaded, metrics, clock), DraftSession()
+        for rows in (1, 2, 4, 8):
+            for _ in range(20):
+                drafter._cost.observe(rows, 5.0)
+        lengths = [
+            draft_one(
+                drafter, job(random_ids(1, 4), 2, session=session, deadline=clock.now + 0.1)
+            ).tree.num_draft_tokens
+            for _ in range(30)
+        ]
+        assert lengths[0] == 0 and lengths[-1] == 2

@@ -1,0 +1,484 @@
+"""The service over real gRPC: the context rule, drafts and refusals in-band, sessions that end in any phase."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+
+import grpc
+import numpy as np
+import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from draft_service.config import DraftConfig
+from draft_service.drafters import Drafter, DraftJob, DraftModel
+from draft_service.drafters.lm import LmDrafter
+from draft_service.drafters.ngram import NgramDrafter
+from draft_service.session import DraftSession
+from protos import common_pb2, draft_pb2
+from specdec.core.draft import Draft, DraftKind
+from specdec.core.errors import SpecdecError
+from specdec.core.laws import check_draft, check_draws
+from specdec.core.sampling import SamplingParams
+from specdec.core.tree import DraftTree
+from specdec.edge.codec import decode_info
+from specdec.edge.draft_codec import encode_draft_request
+from specdec.edge.messages import DraftReply, Refusal, StaleContext
+from specdec.edge.telemetry import Telemetry
+from tests.draft_service.conftest import MAX_CONTEXT, VOCAB
+from tests.draft_service.jobs import draft_one, job, random_ids, tokens
+from tests.draft_service.wire import Client, Served, serving
+
+NewDrafter = Callable[..., LmDrafter]
+
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.2)
+
+
+@pytest.fixture
+async def replica(new_drafter: NewDrafter) -> AsyncIterator[Served]:
+    """The tiny model first, n-gram beside it."""
+    async with serving({"lm": new_drafter(), "ngram": NgramDrafter(DraftModel())}) as served:
+        yield served
+
+
+def drafted(reply: DraftReply) -> Draft:
+    assert isinstance(reply.result, Draft), reply.result
+    return reply.result
+
+
+def refused(reply: DraftReply) -> Refusal:
+    assert isinstance(reply.result, Refusal), reply.result
+    return reply.result
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.scenario("B71")
+@pytest.mark.scenario("B124")
+async def test_info_tells_what_is_served_and_how(new_drafter: NewDrafter) -> None:
+    """Limits and settings in force can be read from the running drafter."""
+    config = DraftConfig(
+        model="unused", drafters=("lm", "ngram"), max_draft_tokens=7, max_support=5, token_budget=99, queue_limit=3
+    )
+    drafter = new_drafter(kv_tokens=90)
+    async with serving({"lm": drafter, "ngram": NgramDrafter(DraftModel())}, config=config) as served:
+        info = decode_info(await served.stub.Info(common_pb2.InfoRequest()))
+    assert (info.role, info.replica_id, info.drafters) == ("draft", "drafter-0", ("lm", "ngram"))
+    assert (info.max_context, info.max_nodes, info.token_budget) == (90, 7, 99)
+    assert (info.vocab_size, info.dtype) == (VOCAB, "float32")
+    assert info.model_fingerprint == drafter.model.fingerprint != ""
+    assert (info.load.kv_free, info.load.kv_total) == (90, 90)
+    assert info.config["max_support"] == "5" and info.config["queue_limit"] == "3"
+    assert info.config.keys() == {field for field in DraftConfig.__dataclass_fields__}
+
+
+async def test_an_ngram_replica_without_a_model_fits_any_target() -> None:
+    async with serving({"ngram": NgramDrafter(DraftModel())}) as served:
+        info = decode_info(await served.stub.Info(common_pb2.InfoRequest()))
+        assert (info.vocab_size, info.tokenizer_hash, info.model_fingerprint, info.max_context) == (0, "", "", 0)
+        client = served.client()
+        reply = await client.ask(0, [7, 4_000_000_000, 7, 4_000_000_000], 2, open=client.opening("ngram"))
+        assert tokens(drafted(reply)) == [7, 4_000_000_000]
+
+
+async def test_before_the_drafters_are_loaded_every_call_is_unavailable() -> None:
+    async with serving({}, config=DraftConfig()) as served:
+        for call in (served.stub.Info(common_pb2.InfoRequest()), served.stub.Draft().read()):
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await call
+            assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_replies_echo_the_cycle_and_tell_time_and_load(replica: Served) -> None:
+    client = replica.client()
+    context = random_ids(1, 11)
+    first = await client.ask(0, context, open=client.opening())
+    second = await client.ask(11, tokens(drafted(first)))
+    assert (first.cycle, second.cycle) == (1, 2)
+    assert first.timing.batch_size == 1 and first.timing.compute_us > 0
+    assert (first.timing.computed_tokens, second.timing.computed_tokens) == (11, 1)
+    assert 0 < first.load.kv_free < first.load.kv_total == 4096 and not first.load.draining
+
+
+@pytest.mark.parametrize("k", [1, 3, 16])
+async def test_drafts_over_the_wire_are_the_drafters_own(replica: Served, new_drafter: NewDrafter, k: int) -> None:
+    client, context = replica.client(), random_ids(2, 9)
+    reply = await client.ask(0, context, k, open=client.opening(params=SAMPLED, seed=5, turn_start=4))
+    alone = draft_one(new_drafter(), job(context, k, SAMPLED, seed=5, turn_start=4))
+    assert tokens(drafted(reply)) == tokens(alone)
+    assert drafted(reply).coupled
+
+
+@pytest.mark.scenario("B09")
+async def test_the_coordinators_redraw_agrees_with_every_reply(replica: Served) -> None:
+    """Law and tokens that do not belong together are a wire error; here whole conversations pass."""
+    client, rng = replica.client(), np.random.default_rng(4)
+    context, offset = random_ids(3, 6), 0
+    for turn in range(3):
+        opening = client.opening(
+            params=replace(SAMPLED, temperature=0.5 + turn), seed=100 + turn, turn_start=len(context)
+        )
+        for cycle in range(8):
+            reply = await client.sampled(offset, context[offset:], 5, open=None if cycle else opening)
+            draft = drafted(reply)
+            assert draft.kind is DraftKind.SAMPLED and len(draft.laws) == 5
+            check_draft(draft, VOCAB)
+            check_draws(draft, 100 + turn, len(context))
+            offset = len(context)
+            context = [*context, *tokens(draft)[: rng.integers(6)], int(rng.integers(VOCAB))]
+
+
+@pytest.mark.scenario("B39")
+async def test_no_reply_has_more_tokens_than_asked_for_or_than_the_replica_gives(new_drafter: NewDrafter) -> None:
+    """The smaller of the two limits holds, for every drafter."""
+    config = DraftConfig(model="unused", drafters=("lm", "ngram"), max_draft_tokens=3, max_support=4)
+    async with serving({"lm": new_drafter(), "ngram": NgramDrafter(DraftModel())}, config=config) as served:
+        for name in ("lm", "ngram"):
+            client = served.client(name)
+            opening = client.opening(name, SAMPLED)
+            for k in (1, 2, 3, 9):
+                reply = await client.sampled(0, [1, 2, 3, 4, 1, 2], k, open=opening)
+                assert drafted(reply).tree.num_draft_tokens == min(k, 3)
+                assert all(len(law.ids) <= 4 for law in drafted(reply).laws)
+
+
+async def test_a_gap_is_answered_in_band_and_the_stream_lives_on(replica: Served) -> None:
+    client, context = replica.client(), random_ids(1, 10)
+    stale = await client.ask(4, context[4:], open=client.opening())
+    assert stale.result == StaleContext(0) and stale.cycle == 1
+    assert drafted(await client.ask(0, context)).tree.num_draft_tokens == 4
+    assert (await client.ask(12, [1])).result == StaleContext(10)
+    assert drafted(await client.ask(10, [1])).tree.num_draft_tokens == 4
+
+
+async def test_refusals_are_in_band_and_name_the_field(replica: Served) -> None:
+    client, context = replica.client(), random_ids(1, 10)
+    assert refused(await client.ask(0, context)).field == "open"
+    unknown = refused(await client.ask(0, context, open=client.opening("medusa")))
+    assert unknown.reason == "UNKNOWN_DRAFTER" and "medusa" in unknown.message and "lm, ngram" in unknown.message
+    too_high = refused(await client.ask(0, [VOCAB], open=client.opening()))
+    assert (too_high.reason, too_high.field) == ("INVALID_ARGUMENT", "token_ids")
+    assert refused(await client.ask(0, [])).field == "token_ids"
+    nothing_left = replace(SAMPLED, logit_bias=tuple((v, -np.inf) for v in range(VOCAB)))
+    empty = refused(await client.ask(0, context, open=client.opening(params=nothing_left)))
+    assert empty.reason == "EMPTY_LAW"
+    other = replace(client.opening(), session_id="other")
+    assert refused(await client.ask(0, context, open=other)).field == "open.session_id"
+    assert drafted(await client.ask(0, context, open=client.opening())).tree.num_draft_tokens == 4
+
+
+async def test_another_protocol_version_is_refused(replica: Served) -> None:
+    client = replica.client()
+    opening = replace(client.opening(), protocol_version=99)
+    assert refused(await client.ask(0, [1, 2], open=opening)).field == "protocol_version"
+
+
+async def test_a_malformed_message_costs_its_own_reply_only(replica: Served) -> None:
+    client = replica.client()
+    await client.ask(0, random_ids(1, 6), open=client.opening())
+    await client.call.write(draft_pb2.DraftRequest(cycle=77, token_ids=b"abc", num_draft_tokens=2, mode=1))
+    reply = await client.call.read()
+    assert reply.cycle == 77 and reply.refusal.field == "token_ids"
+    assert drafted(await client.ask(6, [5])).tree.num_draft_tokens == 4
+
+
+async def test_a_session_that_names_no_drafter_gets_the_first(replica: Served) -> None:
+    client = replica.client()
+    assert drafted(await client.ask(0, [1, 2, 3], open=client.opening(""))).drafter == "lm"
+
+
+async def test_a_new_turn_may_ask_for_another_drafter_and_the_old_one_forgets(replica: Served) -> None:
+    client, lm = replica.client(), replica.lanes["lm"].drafter
+    context = [1, 2, 3, 4, 1, 2]
+    assert drafted(await client.ask(0, context, open=client.opening("lm"))).drafter == "lm"
+    assert lm.kv_free < lm.kv_total
+    reply = await client.ask(6, [3, 4], open=client.opening("ngram"))
+    assert drafted(reply).drafter == "ngram" and tokens(drafted(reply)) == [1, 2, 3, 4]
+    assert lm.kv_free == lm.kv_total
+
+
+async def test_a_spent_budget_is_an_empty_draft_in_time_and_the_work_is_not_lost(replica: Served) -> None:
+    """One microsecond is over before the first forward; without a budget the same context is drafted for."""
+    client, context = replica.client(), random_ids(1, 100)
+    reply = await client.ask(0, context, budget_us=1, open=client.opening())
+    assert drafted(reply).tree.num_draft_tokens == 0
+    assert drafted(await client.ask(100, [1])).tree.num_draft_tokens == 4
+
+
+@pytest.mark.scenario("B69")
+async def test_near_the_window_drafts_shrink_to_nothing(replica: Served) -> None:
+    """...and no error is answered, also beyond it."""
+    client, context = replica.client(), random_ids(1, MAX_CONTEXT + 5)
+    lengths = [
+        drafted(await client.ask(0, context[:n], 5, open=client.opening())).tree.num_draft_tokens
+        for n in (MAX_CONTEXT - 7, MAX_CONTEXT - 3, MAX_CONTEXT - 1, MAX_CONTEXT, MAX_CONTEXT + 5)
+    ]
+    assert lengths == [5, 3, 1, 0, 0]
+
+
+async def test_many_sessions_are_batched_and_each_gets_its_own(replica: Served, new_drafter: NewDrafter) -> None:
+    clients = [replica.client(f"s{i}") for i in range(12)]
+    contexts = [random_ids(i, 5 + i) for i in range(12)]
+
+    async def converse(i: int) -> list[DraftReply]:
+        opening = clients[i].opening(params=SAMPLED, seed=i)
+        replies = [await clients[i].ask(0, contexts[i], 1 + i % 5, open=opening)]
+        for n in range(len(contexts[i]), len(contexts[i]) + 4):
+            replies.append(await clients[i].ask(n, [n], 1 + i % 5))
+        return replies
+
+    everything = await asyncio.gather(*(converse(i) for i in range(12)))
+    assert max(reply.timing.batch_size for replies in everything for reply in replies) > 1
+    for i, replies in enumerate(everything):
+        fresh, context = new_drafter(), list(contexts[i])
+        for reply in replies:
+            expected = draft_one(fresh, job(context, 1 + i % 5, SAMPLED, seed=i))
+            assert tokens(drafted(reply)) == tokens(expected)
+            context.append(len(context))
+
+
+class Gated:
+    """Stops on the compute thread, before it drafts, whenever its gate is shut."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner = inner
+        self.model = inner.model
+        self.kv_total = inner.kv_total
+        self.gate = threading.Event()
+        self.gate.set()
+        self.batches: list[list[DraftSession]] = []
+
+    @property
+    def kv_free(self) -> int:
+        return self.inner.kv_free
+
+    def propose(self, jobs: Sequence[DraftJob]) -> list[Draft | SpecdecError | None]:
+        self.batches.append([job.session for job in jobs])
+        assert self.gate.wait(20), "the test opens the gate"
+        return self.inner.propose(jobs)
+
+    def close(self, session: DraftSession) -> None:
+        self.inner.close(session)
+
+
+def swapped(outcomes: list[Draft | SpecdecError | None]) -> list[Draft | SpecdecError | None]:
+    """The injector of B06: outcomes matched to jobs by a row that has moved."""
+    return [*outcomes[1:], *outcomes[:1]]
+
+
+async def cancelled_mate(served: Served, gated: Gated, clients: list[Client]) -> list[DraftReply]:
+    """Sessions A and B while C, before them in the batch, is cancelled in mid-draft."""
+    gated.gate.clear()
+    opening = clients[0].opening(params=SAMPLED)
+    warm = asyncio.create_task(served.client("warm").sampled(0, [1], open=replace(opening, session_id="warm")))
+    await until(lambda: len(gated.batches) == 1)
+    mate = served.client("c")
+    request = mate.request(0, random_ids(9, 5), kind=DraftKind.SAMPLED, support=8, open=mate.opening(params=SAMPLED))
+    await mate.call.write(encode_draft_request(request))
+    await until(lambda: served.service.load().queued == 1)
+    asks = [
+        asyncio.create_task(client.sampled(0, random_ids(i, 6), open=client.opening(params=SAMPLED, seed=i)))
+        for i, client in enumerate(clients)
+    ]
+    await until(lambda: served.service.load().queued == 1 + len(clients))
+    mate.call.cancel()
+    await until(lambda: served.service.load().queued == len(clients))
+    gated.gate.set()
+    await warm
+    return list(await asyncio.gather(*asks))
+
+
+def judge(replies: list[DraftReply], seeds: range) -> bool:
+    """Whether each reply was drawn with its own session's key and context."""
+    for seed, reply in zip(seeds, replies, strict=True):
+        try:
+            check_draws(drafted(reply), seed, 6)
+        except SpecdecError:
+            return False
+    return True
+
+
+@pytest.mark.scenario("B06")
+@pytest.mark.parametrize("injected", [False, True])
+async def test_a_mate_that_is_cancelled_does_not_shift_the_rows(
+    new_drafter: NewDrafter, monkeypatch: pytest.MonkeyPatch, injected: bool
+) -> None:
+    """Drafts are matched to sessions by identity; matched by row, a session would be judged with its neighbour's q."""
+    gated = Gated(new_drafter())
+    if injected:
+        propose = gated.propose
+        monkeypatch.setattr(gated, "propose", lambda jobs: swapped(propose(jobs)))
+    async with serving({"lm": gated}) as served:
+        clients = [served.client("a"), served.client("b")]
+        replies = await cancelled_mate(served, gated, clients)
+        assert judge(replies, range(2)) is not injected
+
+
+@pytest.mark.scenario("B83")
+@pytest.mark.scenario("B90")
+@pytest.mark.parametrize("phase", ["idle", "queued", "computing", "half closed"])
+async def test_a_stream_that_ends_frees_its_session_in_whatever_phase(new_drafter: NewDrafter, phase: str) -> None:
+    """KV, stream and queue are as before; others are served on."""
+    gated = Gated(new_drafter())
+    async with serving({"lm": gated}) as served:
+        other, leaving = served.client("other"), served.client("leaving")
+        await other.ask(0, [1, 2, 3], open=other.opening())
+        used = gated.kv_total - gated.kv_free
+        await leaving.ask(0, random_ids(1, 70), open=leaving.opening())
+        assert gated.kv_total - gated.kv_free > used
+        if phase == "half closed":
+            await leaving.call.done_writing()
+            assert await leaving.call.read() is grpc.aio.EOF
+        elif phase != "idle":
+            await leave_while(served, gated, leaving, other, phase)
+        else:
+            leaving.call.cancel()
+        await until(lambda: gated.kv_total - gated.kv_free == used and served.service.load().queued == 0)
+        assert served.server.active_calls == 1
+        assert drafted(await other.ask(3, [4])).tree.num_draft_tokens == 4
+
+
+async def leave_while(served: Served, gated: Gated, leaving: Client, other: Client, phase: str) -> None:
+    """Cancels `leaving` while its job waits, or while it is on the compute thread."""
+    gated.gate.clear()
+    before = len(gated.batches)
+    blocker = served.client("blocker")
+    if phase == "queued":
+        request = blocker.request(0, [1], open=blocker.opening())
+        await blocker.call.write(encode_draft_request(request))
+        await until(lambda: len(gated.batches) == before + 1)
+    await leaving.call.write(encode_draft_request(leaving.request(70, [5])))
+    if phase == "queued":
+        await until(lambda: served.service.load().queued == 1)
+    else:
+        await until(lambda: len(gated.batches) == before + 1)
+    leaving.call.cancel()
+    await until(lambda: served.service.load().running + served.service.load().queued == (phase == "queued"))
+    gated.gate.set()
+    blocker.call.cancel()
+
+
+@pytest.mark.scenario("B90")
+async def test_many_short_sessions_leave_nothing_behind(replica: Served) -> None:
+    """Streams that are cancelled with a message on its way, over and over."""
+    lm = replica.lanes["lm"].drafter
+    tasks = len(asyncio.all_tasks())
+    for i in range(60):
+        client = replica.client(f"s{i}")
+        await client.call.write(encode_draft_request(client.request(0, random_ids(i, 9), open=client.opening())))
+        if i % 3:
+            await client.call.read()
+        client.call.cancel()
+    await until(lambda: lm.kv_free == lm.kv_total and replica.server.active_calls == 0)
+    await until(lambda: len(asyncio.all_tasks()) <= tasks)
+
+
+async def test_a_full_queue_refuses_in_band(new_drafter: NewDrafter) -> None:
+    gated = Gated(new_drafter())
+    config = DraftConfig(model="unused", drafters=("lm",), queue_limit=1)
+    async with serving({"lm": gated}, config=config) as served:
+        gated.gate.clear()
+        clients = [served.client(f"s{i}") for i in range(3)]
+        running = asyncio.create_task(clients[0].ask(0, [1], open=clients[0].opening()))
+        await until(lambda: len(gated.batches) == 1)
+        waiting = asyncio.create_task(clients[1].ask(0, [2], open=clients[1].opening()))
+        await until(lambda: served.service.load().queued == 1)
+        reply = await clients[2].ask(0, [3], open=clients[2].opening())
+        assert refused(reply).reason == "OVERLOADED" and reply.load.queued == 1
+        gated.gate.set()
+        for task in (running, waiting):
+            drafted(await task)
+
+
+async def test_while_draining_replies_say_so_and_streams_are_served_on(replica: Served) -> None:
+    client = replica.client()
+    await client.ask(0, [1, 2, 3], open=client.opening())
+    await replica.service.drain()
+    reply = await client.ask(3, [4])
+    assert reply.load.draining and drafted(reply).tree.num_draft_tokens == 4
+
+
+class Broken:
+    """A bug in a drafter."""
+
+    model = DraftModel()
+    kv_free = kv_total = 0
+
+    def propose(self, jobs: Sequence[DraftJob]) -> list[Draft | SpecdecError | None]:
+        raise RuntimeError("a bug")
+
+    def close(self, session: DraftSession) -> None:
+        """Nothing is held."""
+
+
+async def test_a_bug_in_one_drafter_ends_the_stream_and_not_the_replica(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving({"broken": Broken(), "ngram": NgramDrafter(DraftModel())}) as served:
+        client = served.client()
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await client.ask(0, [1], open=client.opening("broken"))
+            await client.call.read()
+        assert error.value.code() is grpc.StatusCode.INTERNAL and "a bug" not in str(error.value.details())
+        other = served.client("other")
+        assert tokens(drafted(await other.ask(0, [1, 2, 3, 1, 2], 1, open=other.opening("ngram")))) == [3]
+    assert "a bug" in caplog.text
+
+
+@pytest.mark.scenario("B119")
+async def test_each_span_is_a_child_of_its_own_messages_context(new_drafter: NewDrafter) -> None:
+    """Messages of many traces share a batch; no span may hang under a neighbour's."""
+    exporter = InMemorySpanExporter()
+    telemetry = Telemetry.start("test", env={}, span_exporter=exporter)
+    async with serving({"lm": new_drafter()}, telemetry=telemetry) as served:
+        clients = [served.client(f"s{i}") for i in range(5)]
+        parents = [f"00-{i + 1:032x}-{i + 100:016x}-01" for i in range(5)]
+        await asyncio.gather(
+            *(
+                client.ask(0, random_ids(1, 5 + i), 2 + i, traceparent=parents[i], open=client.opening())
+                for i, client in enumerate(clients)
+            )
+        )
+        await clients[0].ask(5, [1])
+    telemetry.shutdown()
+    spans = exporter.get_finished_spans()
+    assert len(spans) == 5, "a message without a trace makes no span"
+    for span in spans:
+        attributes = span.attributes or {}
+        i = int(str(attributes["specdec.session.id"])[1:])
+        assert span.name == "draft.propose" and span.parent is not None
+        assert (span.parent.trace_id, span.parent.span_id) == (i + 1, i + 100)
+        assert (attributes["specdec.num_draft_tokens"], attributes["specdec.context_length"]) == (2 + i, 5 + i)
+        assert attributes["specdec.drafter"] == "lm" and attributes["specdec.replica.id"] == "drafter-0"
+
+
+async def test_metrics_count_what_was_done(loaded: object, new_drafter: NewDrafter) -> None:
+    telemetry = Telemetry.start("test", env={})
+    async with serving({"lm": new_drafter()}, telemetry=telemetry) as served:
+        client = served.client()
+        await client.ask(0, [1, 2, 3], open=client.opening())
+        await client.ask(9, [1])
+        await client.ask(0, [VOCAB])
+        scraped = telemetry.scrape()
+    telemetry.shutdown()
+    for line in ('refusals_total{reason="INVALID_ARGUMENT"', "stale_contexts_total", "sessions", "kv_total_tokens"):
+        assert f"specdec_{line}" in scraped.replace('service_name="test",', "").replace(',service_name="test"', "")
+    assert telemetry.failures.count == 0
+
+
+async def test_a_whole_tree_of_a_drafter_travels(replica: Served) -> None:
+    """The service asks nothing of a draft's shape: drafters to come answer with trees."""
+    tree = DraftTree(np.array([1, 2, 3], dtype=np.uint32), np.array([0, 0, 1]))
+
+    class Trees(Broken):
+        def propose(self, jobs: Sequence[DraftJob]) -> list[Draft | SpecdecError | None]:
+            return [Draft(tree, drafter="trees", score=1.5) for _ in jobs]
+
+    async with serving({"trees": Trees()}) as served:
+        client = served.client()
+        draft = drafted(await client.ask(0, [1], open=client.opening("trees")))
+    assert draft.tree.parents.tolist() == [0, 0, 1] and draft.score == 1.5
