@@ -12,6 +12,7 @@ from functools import partial
 
 from draft_service.config import DraftConfig
 from draft_service.drafters import DRAFTERS, Drafter
+from draft_service.health import watch_health
 from draft_service.lane import Lane
 from draft_service.service import DraftService
 from protos import draft_pb2_grpc
@@ -42,6 +43,10 @@ async def serve(config: DraftConfig, env: Mapping[str, str]) -> None:
                 await stack.enter_async_context(lane)
             service.open(lanes)
             await server.set_serving(True)
+            health = watch_health(
+                server, lanes.values(), draining=lambda: service.draining, stuck_after=config.stuck_after
+            )
+            await stack.enter_async_context(health)
             _log.info("serving %s on %s:%d", ", ".join(lanes), config.host, server.port)
             await run_until_signal(server, service.drain, config.drain_grace)
 

@@ -47,6 +47,9 @@ class DraftConfig:
         default=255, metadata={"help": "ids kept of a sampled draft law at most", "ge": 1, "le": 255}
     )
     queue_limit: int = field(default=1024, metadata={"help": "messages that may wait; more are refused", "ge": 1})
+    stuck_after: float = field(
+        default=60.0, metadata={"help": "seconds without progress after which health says NOT_SERVING", "ge": 1.0}
+    )
     drain_grace: float = field(default=20.0, metadata={"help": "seconds for open streams after SIGTERM", "ge": 0.0})
 
     def validate(self) -> None:

@@ -64,7 +64,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         self._clock = clock
         self._lanes: Mapping[str, Lane] = {}
         self._streams = 0
-        self._draining = False
+        self.draining = False
 
     def open(self, lanes: Mapping[str, Lane]) -> None:
         """lanes: by drafter name, the default first."""
@@ -78,7 +78,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
 
     async def drain(self) -> None:
         """From now on every reply says so: coordinators move their sessions, which close these streams."""
-        self._draining = True
+        self.draining = True
 
     def load(self) -> Load:
         lanes = self._lanes.values()
@@ -87,7 +87,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             running=sum(lane.running for lane in lanes),
             kv_free=sum(lane.drafter.kv_free for lane in lanes),
             kv_total=sum(lane.drafter.kv_total for lane in lanes),
-            draining=self._draining,
+            draining=self.draining,
         )
 
     async def Info(self, request: common_pb2.InfoRequest, context: Context) -> common_pb2.ReplicaInfo:

@@ -1,4 +1,5 @@
-"""`python -m target_service`: one verifier replica. `--help` lists the flags; the environment has their names too."""
+"""`python -m target_service`: one verifier replica. `--help` lists the flags; environment variables have the same
+names."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ from specdec.edge.telemetry import ReplicaMetrics, Telemetry
 from specdec.lm.loading import Dtype, LoadedModel, load_model
 from specdec.lm.runner import Runner
 from target_service.config import TargetConfig
-from target_service.engine import Engine, EngineLimits, ForwardReport
-from target_service.service import Batcher, TargetService
+from target_service.engine import Engine, EngineLimits
+from target_service.health import watch_health
+from target_service.service import Batcher, TargetService, record_forward
 
 PROG = "target_service"
 _log = logging.getLogger(PROG)
@@ -37,40 +39,35 @@ async def serve(config: TargetConfig, env: Mapping[str, str]) -> None:
         service = TargetService(config, telemetry, metrics, replica_id=replica_id)
         register = partial(target_pb2_grpc.add_TargetServiceServicer_to_server, service)
         async with GrpcServer({"specdec.v1.TargetService": register}, host=config.host, port=config.port) as server:
-            loaded = await asyncio.to_thread(load, config)
-            engine = build_engine(config, loaded, metrics)
-            batcher: Batcher = MicroBatcher(engine.step, queue_limit=config.queue_limit, name="forward")
-            async with batcher:
-                service.open(engine, batcher, loaded)
-                await server.set_serving(True)
-                _log.info("serving %s (%s) on %s:%d", loaded.name, loaded.dtype, config.host, server.port)
-                await run_until_signal(server, service.drain, config.drain_grace)
+            loaded, engine = await asyncio.to_thread(load_engine, config, metrics)
+            batcher: Batcher
+            async with MicroBatcher(engine.step, queue_limit=config.queue_limit, name="engine") as batcher:
+                service.open(loaded, engine, batcher)
+                async with watch_health(
+                    server,
+                    engine,
+                    batcher,
+                    draining=lambda: service.draining,
+                    stuck_after=config.stuck_after,
+                ):
+                    _log.info("serving %s on %s:%d", loaded.name, config.host, server.port)
+                    await run_until_signal(server, service.drain, config.drain_grace)
 
 
-def load(config: TargetConfig) -> LoadedModel:
-    """Blocking. Raises ConfigError."""
+def load_engine(config: TargetConfig, metrics: ReplicaMetrics) -> tuple[LoadedModel, Engine]:
+    """Blocking, seconds to minutes; the first forward is behind it. Raises ConfigError."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    return load_model(config.model, dtype=cast(Dtype, config.dtype), device=config.device)
-
-
-def build_engine(config: TargetConfig, loaded: LoadedModel, metrics: ReplicaMetrics) -> Engine:
+    loaded = load_model(config.model, dtype=cast(Dtype, config.dtype), device=config.device)
     limits = EngineLimits(
         token_budget=config.token_budget,
         max_nodes=config.max_nodes,
-        max_context=min(config.max_context or loaded.max_context, loaded.max_context),
+        max_context=config.context_limit(loaded.max_context),
         max_sessions=config.max_sessions,
     )
-
-    def count(report: ForwardReport) -> None:
-        metrics.forwards.add()
-        metrics.rows.add(report.rows)
-        metrics.batch_size.record(report.jobs)
-        metrics.compute_seconds.record(report.seconds)
-        metrics.draws.add(report.draws)
-        metrics.kv_hit_tokens.add(report.kv_hits, tier="session")
-
-    return Engine(Runner(loaded, config.kv_tokens), limits, report=count)
+    engine = Engine(Runner(loaded, config.kv_tokens), limits, report=partial(record_forward, metrics))
+    engine.probe()
+    return loaded, engine
 
 
 def main() -> None:

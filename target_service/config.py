@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specdec.core.errors import ConfigError
+from specdec.core.tree import MAX_NODES
 
 
 @dataclass(frozen=True, slots=True)
 class TargetConfig:
+    """Defaults suit a small model on a CPU."""
+
     model: str = field(metadata={"help": "folder or hub name of the target model"})
     dtype: str = field(default="float32", metadata={"help": "of weights and KV", "choices": ("float32", "bfloat16")})
     device: str = field(default="cpu", metadata={"help": "where the model runs: cpu, cuda, cuda:1"})
     host: str = field(default="127.0.0.1", metadata={"help": "interface to serve on"})
-    port: int = field(default=50051, metadata={"help": "gRPC port, 0: any", "ge": 0, "le": 65535})
+    port: int = field(default=50053, metadata={"help": "gRPC port, 0: any", "ge": 0, "le": 65535})
     metrics_port: int | None = field(
         default=None, metadata={"help": "port of /metrics, 0: any, unset: none", "ge": 0, "le": 65535}
     )
@@ -21,28 +24,46 @@ class TargetConfig:
         default=None, metadata={"help": "this process' name in traces and logs; unset: host and process id"}
     )
     token_budget: int = field(default=512, metadata={"help": "token rows of one forward at most", "ge": 1})
-    max_nodes: int = field(default=64, metadata={"help": "draft tokens of one message at most", "ge": 1, "le": 255})
+    max_nodes: int = field(
+        default=64, metadata={"help": "draft tokens of one message at most", "ge": 0, "le": MAX_NODES}
+    )
     max_context: int | None = field(
-        default=None, metadata={"help": "context limit below the model's own; unset: the model's", "ge": 2}
+        default=None,
+        metadata={"help": "tokens of one context at most; unset: what the model and the KV pool allow", "ge": 1},
     )
     kv_tokens: int = field(
-        default=65536, metadata={"help": "tokens whose keys and values are held, all sessions together", "ge": 2}
+        default=32768, metadata={"help": "tokens whose keys and values are held, all sessions together", "ge": 1}
     )
-    max_sessions: int = field(default=256, metadata={"help": "open streams; more are refused", "ge": 1})
-    threads: int | None = field(default=None, metadata={"help": "threads on CPU; unset: torch decides", "ge": 1})
+    max_sessions: int = field(default=1024, metadata={"help": "streams served at a time", "ge": 1})
+    threads: int | None = field(
+        default=None, metadata={"help": "threads of the model on CPU; unset: torch decides", "ge": 1}
+    )
     queue_limit: int = field(default=1024, metadata={"help": "messages that may wait; more are refused", "ge": 1})
+    stuck_after: float = field(
+        default=60.0, metadata={"help": "seconds without a finished forward until health says so", "ge": 0.1}
+    )
     drain_grace: float = field(default=20.0, metadata={"help": "seconds for open streams after SIGTERM", "ge": 0.0})
 
     def validate(self) -> None:
-        if self.token_budget < self.max_nodes + 1:
+        rows = self.max_nodes + 1
+        if self.token_budget < rows:
             raise ConfigError(
                 "token_budget",
                 self.token_budget,
-                f"must be at least max_nodes + 1 = {self.max_nodes + 1}, or a whole draft never fits a forward",
+                f"must be at least max_nodes + 1 = {rows}: a draft and its root are verified in one forward",
             )
-        if self.kv_tokens <= self.max_nodes + 1:
+        least = (self.max_context or 1) + self.max_nodes
+        if self.kv_tokens < least:
             raise ConfigError(
                 "kv_tokens",
                 self.kv_tokens,
-                f"must be above max_nodes + 1 = {self.max_nodes + 1}, or no draft ever fits",
+                f"must be at least {least}: one context of max_context tokens and its max_nodes draft tokens",
             )
+
+    def context_limit(self, model_context: int) -> int:
+        """Effective max_context, for a model of `model_context` positions. Raises ConfigError."""
+        if self.max_context is None:
+            return min(model_context, self.kv_tokens - self.max_nodes)
+        if self.max_context > model_context:
+            raise ConfigError("max_context", self.max_context, f"the model has {model_context} positions")
+        return self.max_context

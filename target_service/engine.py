@@ -51,8 +51,8 @@ class ForwardReport:
 
 
 class Engine:
-    """All methods run on one thread, between or in steps. KV is a cache of what sessions know: an idle session may
-    lose it at any time and then computes it again, unseen by the caller (`target_service.room`)."""
+    """All methods run on one thread; attributes may be read from anywhere. KV is a cache of what sessions know: an
+    idle session may lose it at any time and then computes it again, unseen by the caller (`target_service.room`)."""
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class Engine:
         self.limits = limits
         self.vocab_size = runner.loaded.vocab_size
         self.failures_in_a_row = 0
+        self.kv_total = self.kv_free = runner.pool.capacity
         self._runner = runner
         self._room = Room(runner.pool)
         self._report = report
@@ -76,15 +77,6 @@ class Engine:
     def num_sessions(self) -> int:
         return len(self._sessions)
 
-    @property
-    def kv_total(self) -> int:
-        return self._room.capacity
-
-    @property
-    def kv_free(self) -> int:
-        """Tokens that fit beside the open sessions; what is parked goes when room is wanted."""
-        return self._room.free
-
     def open(self, opening: OpenSession) -> TargetSession:
         """A session that knows no tokens yet; if one of the same id is parked, its KV is taken over, and
         whatever prefix of it turns out to match is not computed again.
@@ -95,6 +87,7 @@ class Engine:
         sequence = self._room.take(opening.session_id) or self._runner.new_sequence()
         session = TargetSession(opening, sequence, last_used=self._step)
         self._sessions.add(session)
+        self.kv_free = self._room.free
         return session
 
     def close(self, session: TargetSession) -> None:
@@ -104,6 +97,7 @@ class Engine:
         session.closed = True
         self._sessions.remove(session)
         self._room.park(session.opening.session_id, session.sequence)
+        self.kv_free = self._room.free
 
     def step(self, pending: Sequence[VerifyJob]) -> list[Finished]:
         """One forward over what fits of the pending jobs, oldest first. Returns the jobs it finished; the
@@ -125,7 +119,19 @@ class Engine:
                 finished.append((job, VerifyResult(trouble)))
         running, refused = self._room.admit(list(waiting.values()), self._sessions)
         finished += [(job, VerifyResult(refusal)) for job, refusal in refused]
-        return finished + self._forward(running)
+        finished += self._forward(running)
+        self.kv_free = self._room.free
+        return finished
+
+    def probe(self) -> None:
+        """A forward of one token, as warm-up and to tell whether the model still computes. Raises what it raises, or
+        ResourceExhausted where there is no room for it."""
+        sequence = self._runner.new_sequence()
+        try:
+            self._runner.forward([Segment(sequence, np.zeros(1, dtype=np.uint32), wanted=1)])
+        finally:
+            sequence.release()
+        self.failures_in_a_row = 0
 
     def _trouble(self, job: VerifyJob) -> StaleContext | Refusal | None:
         """Why the job cannot be served, if so; a job that comes for the first time is begun."""
@@ -154,6 +160,8 @@ class Engine:
     def _check(self, job: VerifyJob, context: Ids) -> None:
         request, limits = job.request, self.limits
         opening = request.open or job.session.opening
+        if opening.session_id != job.session.opening.session_id:
+            raise InvalidArgument("open.session_id", opening.session_id, "a stream serves one session only")
         if not len(context):
             raise InvalidArgument("token_ids", [], "a context needs at least one token")
         if (context >= self.vocab_size).any():

@@ -1,16 +1,16 @@
-"""TargetService: many streams in, one ragged forward at a time."""
+"""TargetService: many streams in, one ragged batch at a time."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
 
 from protos import common_pb2, target_pb2, target_pb2_grpc
 from specdec.core.errors import InvalidArgument, SpecdecError, Unavailable
 from specdec.edge import telemetry as names
-from specdec.edge.batcher import MicroBatcher
+from specdec.edge.batcher import MicroBatcher, Served
 from specdec.edge.codec import encode_info
 from specdec.edge.config import describe
 from specdec.edge.errors import Context
@@ -19,10 +19,19 @@ from specdec.edge.telemetry import ReplicaMetrics, Telemetry
 from specdec.edge.verify_codec import decode_verify_request, encode_verify_reply
 from specdec.lm.loading import LoadedModel
 from target_service.config import TargetConfig
-from target_service.engine import Engine
+from target_service.engine import Engine, ForwardReport
 from target_service.session import TargetSession, VerifyJob, VerifyResult
 
 Batcher = MicroBatcher[VerifyJob, VerifyResult]
+
+
+@dataclass(slots=True)
+class _Stream:
+    """session: set and read on the compute thread only, so that a call that is cancelled while it opens one still
+    closes it."""
+
+    opening: OpenSession | None = None
+    session: TargetSession | None = None
 
 
 class TargetService(target_pb2_grpc.TargetServiceServicer):
@@ -33,14 +42,18 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         self._telemetry = telemetry
         self._metrics = metrics
         self._replica_id = replica_id
-        self._engine: Engine | None = None
-        self._draining = False
+        self._streams = 0
+        self._ready = False
+        self.draining = False
 
-    def open(self, engine: Engine, batcher: Batcher, loaded: LoadedModel) -> None:
-        """batcher: entered by its owner; it alone drives the engine."""
-        self._engine, self._batcher, self._loaded = engine, batcher, loaded
+    def open(self, loaded: LoadedModel, engine: Engine, batcher: Batcher) -> None:
+        """batcher: entered by its owner, its step the engine's."""
+        self._loaded = loaded
+        self._engine = engine
+        self._batcher = batcher
+        self._ready = True
         metrics = self._metrics
-        metrics.sessions.set(lambda: engine.num_sessions)
+        metrics.sessions.set(lambda: self._streams)
         metrics.queue_depth.set(lambda: batcher.queued)
         metrics.running.set(lambda: batcher.running)
         metrics.kv_used_tokens.set(lambda: engine.kv_total - engine.kv_free)
@@ -48,20 +61,15 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
 
     async def drain(self) -> None:
         """From now on every reply says so: coordinators move their sessions, which close these streams."""
-        self._draining = True
+        self.draining = True
 
     def load(self) -> Load:
-        engine = self._opened()
-        return Load(
-            queued=self._batcher.queued,
-            running=self._batcher.running,
-            kv_free=engine.kv_free,
-            kv_total=engine.kv_total,
-            draining=self._draining,
-        )
+        batcher, engine = self._batcher, self._engine
+        return Load(batcher.queued, batcher.running, engine.kv_free, engine.kv_total, self.draining)
 
     async def Info(self, request: common_pb2.InfoRequest, context: Context) -> common_pb2.ReplicaInfo:
-        limits, loaded = self._opened().limits, self._loaded
+        self._check_ready()
+        loaded, limits = self._loaded, self._engine.limits
         info = ReplicaInfo(
             role="target",
             replica_id=self._replica_id,
@@ -80,58 +88,60 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         return encode_info(info)
 
     async def Verify(self, requests: AsyncIterator[target_pb2.VerifyRequest], context: Context) -> None:
-        self._opened()
+        self._check_ready()
         stream = _Stream()
+        self._streams += 1
         try:
             async for message in requests:
                 await context.write(encode_verify_reply(await self._reply(stream, message)))
         finally:
-            await self._close(stream)
+            self._streams -= 1
+            with suppress(Unavailable):  # shutting down: everything is forgotten
+                await self._batcher.call(lambda: self._close(stream))
 
-    def _opened(self) -> Engine:
-        if self._engine is None:
+    def _check_ready(self) -> None:
+        if not self._ready:
             raise Unavailable("the model is loading", reason="LOADING")
-        return self._engine
 
     async def _reply(self, stream: _Stream, message: target_pb2.VerifyRequest) -> VerifyReply:
         start_ns = time.time_ns()
-        timing, result = Timing(), VerifyResult(Refusal("", ""))
+        timing = Timing()
         try:
-            timing, result = await self._result(stream, message)
+            served = await self._served(stream, message)
+            result = served.result.result
+            timing = _timing(served)
+            self._metrics.queue_seconds.record(served.queue_seconds)
         except SpecdecError as error:
-            field = error.field if isinstance(error, InvalidArgument) else ""
-            result = VerifyResult(Refusal(error.reason, str(error), field))
-        if isinstance(result.result, Refusal):
-            self._metrics.refusals.add(reason=result.result.reason)
-        elif isinstance(result.result, StaleContext):
+            result = Refusal(error.reason, str(error), error.field if isinstance(error, InvalidArgument) else "")
+        if isinstance(result, Refusal):
+            self._metrics.refusals.add(reason=result.reason)
+        if isinstance(result, StaleContext):
             self._metrics.stale_contexts.add()
+        reply = VerifyReply(message.cycle, result, timing, self.load())
         self._record(stream, message, timing, start_ns)
-        return VerifyReply(message.cycle, result.result, timing, self.load())
+        return reply
 
-    async def _result(self, stream: _Stream, message: target_pb2.VerifyRequest) -> tuple[Timing, VerifyResult]:
+    async def _served(self, stream: _Stream, message: target_pb2.VerifyRequest) -> Served[VerifyResult]:
         """Raises SpecdecError where this one message cannot be served."""
-        engine = self._opened()
-        request = decode_verify_request(message, vocab_size=engine.vocab_size, max_nodes=engine.limits.max_nodes)
+        limits = self._engine.limits
+        request = decode_verify_request(message, vocab_size=self._loaded.vocab_size, max_nodes=limits.max_nodes)
         if stream.session is None:
             if request.open is None:
                 raise InvalidArgument("open", None, "the first message of a stream must open the session")
-            stream.opening = request.open
-            await self._batcher.call(partial(stream.enter, engine, request.open))
-        assert stream.session is not None, "opened above"
-        served = await self._batcher.serve(VerifyJob(stream.session, request))
-        self._metrics.queue_seconds.record(served.queue_seconds)
-        timing = Timing(
-            queue_us=round(served.queue_seconds * 1e6),
-            compute_us=round(served.compute_seconds * 1e6),
-            batch_size=served.result.batch_size,
-            computed_tokens=served.result.computed_tokens,
-        )
-        return timing, served.result
+            opening = request.open
+            session = await self._batcher.call(lambda: self._open(stream, opening))
+        else:
+            session = stream.session
+        stream.opening = request.open or stream.opening
+        return await self._batcher.serve(VerifyJob(session, request))
 
-    async def _close(self, stream: _Stream) -> None:
-        """Whatever the stream died of, its session is parked, after the forward that may hold it."""
-        with suppress(Unavailable):  # shutting down: everything is dropped
-            await self._batcher.call(partial(stream.leave, self._opened()))
+    def _open(self, stream: _Stream, opening: OpenSession) -> TargetSession:
+        stream.session = self._engine.open(opening)
+        return stream.session
+
+    def _close(self, stream: _Stream) -> None:
+        if stream.session is not None:
+            self._engine.close(stream.session)
 
     def _record(self, stream: _Stream, message: target_pb2.VerifyRequest, timing: Timing, start_ns: int) -> None:
         """The span target.forward, from the message's arrival to its reply, for the trace that asked."""
@@ -150,18 +160,20 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         self._telemetry.record_span(names.SPAN_FORWARD, message.traceparent, start_ns, time.time_ns(), attributes)
 
 
-class _Stream:
-    """One stream's session. Entered and left on the compute thread: a stream that is cancelled while it enters is
-    still left afterwards, so no session outlives its stream."""
+def _timing(served: Served[VerifyResult]) -> Timing:
+    return Timing(
+        queue_us=round(served.queue_seconds * 1e6),
+        compute_us=round(served.compute_seconds * 1e6),
+        batch_size=served.result.batch_size,
+        computed_tokens=served.result.computed_tokens,
+    )
 
-    def __init__(self) -> None:
-        self.opening: OpenSession | None = None
-        self.session: TargetSession | None = None
 
-    def enter(self, engine: Engine, opening: OpenSession) -> None:
-        """Raises ResourceExhausted."""
-        self.session = engine.open(opening)
-
-    def leave(self, engine: Engine) -> None:
-        if self.session is not None:
-            engine.close(self.session)
+def record_forward(metrics: ReplicaMetrics, report: ForwardReport) -> None:
+    """The engine's report of one forward, as metrics."""
+    metrics.forwards.add()
+    metrics.rows.add(report.rows)
+    metrics.draws.add(report.draws)
+    metrics.batch_size.record(report.jobs)
+    metrics.compute_seconds.record(report.seconds)
+    metrics.kv_hit_tokens.add(report.kv_hits, tier="memory")

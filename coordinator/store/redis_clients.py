@@ -72,20 +72,8 @@ def connect_cluster(address: StoreAddress, timeout: float) -> RedisClient:
     return _client(address, client, close)
 
 
-def _client(
-    address: StoreAddress,
-    client: Redis | RedisCluster,
-    close: Callable[[], Awaitable[None]],
-    everywhere: dict[str, Any] | None = None,
-) -> RedisClient:
-    return RedisClient(
-        client,
-        str(address),
-        close,
-        _max_connections(address),
-        address.number("wait_replicas", 0),
-        everywhere or {},
-    )
+def _client(address: StoreAddress, client: Redis | RedisCluster, close: Callable[[], Awaitable[None]]) -> RedisClient:
+    return RedisClient(client, close, _max_connections(address), address.number("wait_replicas", 0))
 
 
 def _options(address: StoreAddress, timeout: float) -> dict[str, Any]:

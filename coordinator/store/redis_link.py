@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -66,7 +67,7 @@ class RedisLink:
         """The replies of the server, of every primary in a cluster."""
         client = self._redis.client
         if isinstance(client, Redis):
-            return [await self._persist(lambda: client.execute_command(*command))]
+            return [await self._persist(partial(client.execute_command, *command))]
 
         async def ask_all() -> list[Any]:
             await client.initialize()

@@ -53,11 +53,16 @@ class DraftModel:
 
 
 class Drafter(Protocol):
-    """Driven by one thread. `model`, `kv_free` and `kv_total` (tokens) may be read by others at any time."""
+    """Driven by one thread. `model`, `kv_free` and `kv_total` (tokens) are read by others at any time."""
 
-    model: DraftModel
-    kv_free: int
-    kv_total: int
+    @property
+    def model(self) -> DraftModel: ...
+
+    @property
+    def kv_free(self) -> int: ...
+
+    @property
+    def kv_total(self) -> int: ...
 
     def propose(self, jobs: Sequence[DraftJob]) -> list[Draft | SpecdecError | None]:
         """One outcome per job, in order: its draft (empty where there is nothing to guess or no time), an error

@@ -27,7 +27,7 @@ class ForwardCost:
         if not self._means:
             return 0.0
         known, seconds = zip(*sorted(self._means.values()), strict=True)
-        return float(np.interp(rows, known, seconds)) * max(1.0, rows / known[-1])
+        return float(np.interp(rows, known, seconds) * max(1.0, rows / known[-1]))
 
     def rows_within(self, seconds: float, rows: int) -> int:
         """The most rows up to `rows`, by halving, whose forward should end within `seconds`; 0: not even one row."""

@@ -114,7 +114,8 @@ class LmDrafter:
         """Makes room for context and draft, taking it from idle sessions; where that is not enough, the draft is cut.
         Whether there is room for anything."""
         context, sequence, pool = chain.job.context, chain.sequence, self._runner.pool
-        sequence.rewind(context[:-1])
+        kept = sequence.rewind(context[:-1])
+        self._metrics.kv_hit_tokens.add(kept, tier="memory")
         idle = iter([session for session in self._sequences if session not in busy])
         while True:
             try:
@@ -143,17 +144,18 @@ class LmDrafter:
         return []
 
     def _rows_in_time(self, waiting: list[Chain], now: float) -> int:
-        """Rows of a forward that ends in time for the first of `waiting`, 0 if none does. Context beside it gets what
-        leaves time for the tokens that all of them have yet to draft, unless it is short."""
-        hurried, budget, cost = waiting[0], self._token_budget, self._cost
+        """Rows of a forward that ends in time for the first of `waiting`, 0 if none does. Long contexts beside it get
+        what leaves time for the tokens that all have yet to draft, and the few rows that cost hardly anything."""
+        hurried = waiting[0]
         left = hurried.job.deadline - now
         if left <= 0:
             return 0
         pace = min((chain.job.deadline - now) / (chain.limit - len(chain.tokens)) for chain in waiting)
-        wanted = sum(chain.num_pending for chain in waiting)
+        wanted = min(self._token_budget, sum(chain.num_pending for chain in waiting))
         short = sum(n for chain in waiting if (n := chain.num_pending) <= _SHORT)
-        least = max(short, hurried.num_pending)
-        return max(cost.rows_within(pace, min(budget, wanted)), cost.rows_within(left, min(budget, least)))
+        least = min(wanted, max(short, hurried.num_pending))
+        choices = (pace, wanted), (left, least), (left, min(wanted, least + _SHORT))
+        return max(self._cost.rows_within(seconds, rows) for seconds, rows in choices)
 
     def _forward(self, batch: list[tuple[Chain, Ids]]) -> None:
         begun = self._clock()

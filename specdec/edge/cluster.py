@@ -130,16 +130,16 @@ class Cluster:
         """Returns when the coordinator serves and has found every replica. No verifier raises ProcessFailed;
         anything else that is missing is worth a warning."""
         clock = asyncio.get_running_loop().time
+        serves, missing = False, ""
         async with Client(self.address) as client:
-            while clock() < until:
+            while clock() < until and (missing or not serves):
                 await asyncio.sleep(POLL)
                 serves = await _serves(self.address)
                 missing = await self._missing(client) if serves else ""
-                if serves and not missing:
-                    return
         if not serves:
             raise self._coordinator.process.failure("the coordinator is not ready: no verifier, or no store")
-        self._progress(f"warning: {missing}; see {self._coordinator.process.log_file}")
+        if missing:
+            self._progress(f"warning: {missing}; see {self._coordinator.process.log_file}")
 
     async def _missing(self, client: Client) -> str:
         try:

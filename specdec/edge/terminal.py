@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -77,7 +78,7 @@ def statistics(complete: Complete) -> Table:
 
 def comparison_table(comparisons: Sequence[Comparison], title: str) -> Table:
     """One column per workload."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("")
     for comparison in comparisons:
         table.add_column(comparison.name, justify="right")

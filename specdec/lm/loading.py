@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 from transformers.utils.hub import cached_file
@@ -73,7 +74,8 @@ def _config(path: str, num_layers: int | None) -> Any:
     try:
         config = AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:
-        raise ConfigError("model", path, f"neither a model folder nor a reachable hub name: {error}") from error
+        remedy = f"neither a model folder nor a reachable hub name: {_headline(error)}"
+        raise ConfigError("model", path, remedy) from error
     if num_layers is not None:
         if not 1 <= num_layers <= config.num_hidden_layers:
             raise ConfigError("num_layers", num_layers, f"the model has {config.num_hidden_layers} layers")
@@ -90,8 +92,8 @@ def _weights(path: str, config: Any, dtype: Dtype, device: str) -> PreTrainedMod
                 path, config=config, dtype=DTYPES[dtype], attn_implementation=ATTENTION
             )
             model.to(device)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigError("model", path, f"cannot be loaded: {error}") from error
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ConfigError("model", path, f"cannot be loaded: {_headline(error)}") from error
     if not model._supports_attention_backend:
         raise ConfigError("model", type(model).__name__, "its attention cannot be replaced: serve another family")
     model.eval().requires_grad_(False)
@@ -131,6 +133,10 @@ def _fingerprint(model: PreTrainedModel, dtype: Dtype) -> str:
         spread = torch.linspace(0, len(flat) - 1, _SAMPLES, dtype=torch.float64).long()
         digest.update(flat[spread.to(flat.device)].float().cpu().numpy().tobytes())
     return digest.hexdigest()
+
+
+def _headline(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:

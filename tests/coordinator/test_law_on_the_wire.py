@@ -4,7 +4,6 @@ known exactly. Fixed seeds: the coordinator's own random bits are drawn from a s
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from coordinator import replica
 from coordinator.tokenizer import TextCodec
@@ -42,7 +42,7 @@ from tests.reference import Law
 
 TREE = (0, 0, 1, 1, 2)  # two children; two under the first, one under the second
 ALPHA_PAIR_5 = sum(min(p, q) for p, q in zip(PAIR_5_P, PAIR_5_Q, strict=True))
-TOKENS = 1500
+TOKENS = 1000
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +62,16 @@ class HalfRight(ScriptedDrafter):
         return law if len(path) < self.right else law[::-1]
 
 
+def accept_if_either_rule_would(draft: Draft, verification: Verification, uniforms: Floats) -> Acceptance:
+    """B11's fault: the token rule, or a fresh draw from the target equals the draft."""
+    first = token_rule(draft, verification, uniforms)
+    if not draft.tree.num_draft_tokens or first.nodes:
+        return first
+    law = verification.laws[0]
+    fresh = law.ids[np.searchsorted(np.cumsum(law.p), np.random.default_rng(int(uniforms[1] * 1e9)).random())]
+    return Acceptance((1,), int(verification.drawn[1]), True, first.alphas) if fresh == draft.tree.token(1) else first
+
+
 @asynccontextmanager
 async def pair(tmp_path: Path, target: Table, draft: Table, **drafter: Any) -> AsyncIterator[Stack]:
     folder = letters_folder(tmp_path / "m", 5)
@@ -70,7 +80,7 @@ async def pair(tmp_path: Path, target: Table, draft: Table, **drafter: Any) -> A
         yield running
 
 
-async def outputs(s: Stack, requests: int = 2, **fields: Any) -> list[Answer]:
+async def outputs(s: Stack, requests: int = 1, **fields: Any) -> list[Answer]:
     wanted = {"max_tokens": TOKENS, "token_ids": [1], **fields}
     return list(await asyncio.gather(*(s.generate(**wanted) for _ in range(requests))))
 
@@ -107,7 +117,7 @@ async def test_sparse_draft_laws_yield_the_targets_law(tmp_path: Path) -> None:
 @pytest.mark.parametrize("k", [0, 3])
 async def test_a_seeded_request_yields_the_targets_law(tmp_path: Path, k: int) -> None:
     async with pair(tmp_path, MARKOV_5, MARKOV_5_DRAFT) as s:
-        answer = await s.generate(token_ids=[1], max_tokens=2 * TOKENS, seed=5, num_draft_tokens=k)
+        answer = await s.generate(token_ids=[1], max_tokens=TOKENS, seed=5, num_draft_tokens=k)
     assert transitions_p([answer], MARKOV_ROWS) > SUSPICIOUS
     assert bool(answer.stats.accepted_tokens) == bool(k)
 
@@ -120,14 +130,13 @@ async def test_a_deterministic_draft_is_no_sample_of_its_softmax(tmp_path: Path)
     ids = [i for a in answers for i in a.ids]
     assert token_p_value(ids, PAIR_5_P) > SUSPICIOUS
     assert transitions_p(answers, [PAIR_5_P] * 5) > SUSPICIOUS
-    stats = answers[0].stats
-    assert stats.exact_alpha_sum / stats.exact_alpha_count == pytest.approx(PAIR_5_P[1])
+    counted = answers[0].stats
+    assert counted.exact_alpha_sum / counted.exact_alpha_count == pytest.approx(PAIR_5_P[1])
 
 
-@pytest.mark.parametrize("verification", ["rejection", "coupled"])
-async def test_plain_decoding_yields_the_targets_law(tmp_path: Path, verification: str) -> None:
+async def test_plain_decoding_yields_the_targets_law(tmp_path: Path) -> None:
     async with pair(tmp_path, MARKOV_5, MARKOV_5_DRAFT) as s:
-        answers = await outputs(s, num_draft_tokens=0, verification=verification)
+        answers = await outputs(s, num_draft_tokens=0, verification="rejection")
     assert transitions_p(answers, MARKOV_ROWS) > SUSPICIOUS
 
 
@@ -154,16 +163,21 @@ async def test_a_drafter_that_often_fails_leaves_the_law_alone(tmp_path: Path, m
 
 
 @pytest.mark.scenario("B11")
-async def test_the_acceptance_rate_is_the_overlap_of_the_laws(tmp_path: Path) -> None:
-    """B11: on PAIR-5 both the counted rate and the exact alpha are sum min(p, q) = .650; more would be a fault too."""
+@pytest.mark.parametrize("rule", [token_rule, accept_if_either_rule_would])
+async def test_the_acceptance_rate_is_the_overlap_of_the_laws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: Rule
+) -> None:
+    """B11: on PAIR-5 both the counted rate and the exact alpha are sum min(p, q) = .650; more is a fault too, which the
+    second rule shows."""
+    monkeypatch.setitem(RULES, "rejection", rule)
     async with pair(tmp_path, PAIR_5, PAIR_5_DRAFT) as s:
         answers = await outputs(s, 3, num_draft_tokens=1)
         counted = s.metric("specdec_num_accepted_tokens_total") / s.metric("specdec_num_draft_tokens_total")
-    assert token_p_value([i for a in answers for i in a.ids], PAIR_5_P) > SUSPICIOUS
-    drafts = sum(a.stats.draft_tokens for a in answers)
-    rate = sum(a.stats.accepted_tokens for a in answers) / drafts
-    assert abs(rate - ALPHA_PAIR_5) < 3.9 * math.sqrt(ALPHA_PAIR_5 * (1 - ALPHA_PAIR_5) / drafts)
-    assert counted == pytest.approx(rate)
+    accepted, drafted = (sum(getattr(a.stats, n) for a in answers) for n in ("accepted_tokens", "draft_tokens"))
+    assert counted == pytest.approx(accepted / drafted)
+    likely = stats.binomtest(accepted, drafted, ALPHA_PAIR_5).pvalue
+    law_p = token_p_value([i for a in answers for i in a.ids], PAIR_5_P)
+    assert (min(likely, law_p) > SUSPICIOUS) == (rule is token_rule)
     alpha = sum(a.stats.exact_alpha_sum for a in answers) / sum(a.stats.exact_alpha_count for a in answers)
     assert alpha == pytest.approx(ALPHA_PAIR_5, abs=1e-3)
 
@@ -186,20 +200,10 @@ async def test_what_replaces_a_rejected_token_follows_the_row_that_rejected_it(t
     p, q = np.array(MARKOV_ROWS), np.array(MARKOV_ROWS)[:, ::-1]
     residual = np.maximum(p - q, 0)
     residual /= residual.sum(axis=1, keepdims=True)
-    assert counts.sum() > 200
+    assert counts.sum() > 100
     assert p_value(counts, residual.tolist()) > SUSPICIOUS
     assert p_value(counts, MARKOV_ROWS) < SUSPICIOUS, "the test cannot tell a residual from the plain law"
     assert transitions_p(answers, MARKOV_ROWS) > SUSPICIOUS
-
-
-def accept_if_either_rule_would(draft: Draft, verification: Verification, uniforms: Floats) -> Acceptance:
-    """B11's fault: the token rule, or a fresh draw from the target equals the draft."""
-    first = token_rule(draft, verification, uniforms)
-    if not draft.tree.num_draft_tokens or first.nodes:
-        return first
-    law = verification.laws[0]
-    fresh = law.ids[np.searchsorted(np.cumsum(law.p), np.random.default_rng(int(uniforms[1] * 1e9)).random())]
-    return Acceptance((1,), int(verification.drawn[1]), True, first.alphas) if fresh == draft.tree.token(1) else first
 
 
 def judge_by_the_next_row(draft: Draft, verification: Verification, uniforms: Floats) -> Acceptance:
@@ -217,14 +221,11 @@ def recover_from_the_whole_law(draft: Draft, verification: Verification, uniform
     return replace(found, token=int(law.ids[np.searchsorted(np.cumsum(law.p), uniforms[0] * law.p.sum())]))
 
 
-WRONG_RULES = [accept_if_either_rule_would, judge_by_the_next_row, recover_from_the_whole_law]
-
-
 @pytest.mark.scenario("B03")
-@pytest.mark.parametrize("wrong", WRONG_RULES)
+@pytest.mark.parametrize("wrong", [judge_by_the_next_row, recover_from_the_whole_law])
 async def test_a_wrong_rule_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Rule) -> None:
     """The negative control of this file; B03 among the faults."""
     monkeypatch.setitem(RULES, "rejection", wrong)
     async with pair(tmp_path, MARKOV_5, MARKOV_5_DRAFT) as s:
-        answers = await outputs(s, num_draft_tokens=1 if wrong is accept_if_either_rule_would else 3)
+        answers = await outputs(s, num_draft_tokens=3)
     assert transitions_p(answers, MARKOV_ROWS) < SUSPICIOUS

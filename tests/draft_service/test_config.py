@@ -24,6 +24,7 @@ GIVEN = {
     "max_draft_tokens": "9",
     "max_support": "17",
     "queue_limit": "3",
+    "stuck_after": "7.5",
     "drain_grace": "1.5",
 }
 

@@ -320,6 +320,21 @@ class TestDeadline:
         outcomes = draft_all(drafter, [long, short])
         assert [len(tokens(draft)) for draft in outcomes] == [4, 3]
 
+    def test_mates_in_a_hurry_do_not_keep_a_long_context_from_ever_being_computed(
+        self, loaded: LoadedModel, metrics: ReplicaMetrics, clock: Clock
+    ) -> None:
+        """Short jobs, one after another, each with hardly more time than its own forwards take."""
+        drafter = self.drafter(loaded, metrics, clock, per_row=0.0001, budget=64)
+        long, contexts = job(random_ids(1, 140), 4), [random_ids(i, 6) for i in range(20)]
+        for context in contexts:
+            hurried = job(context, 4, deadline=clock.now + 0.0415)
+            outcomes: list[object] = [None, None]
+            while outcomes[1] is None and outcomes[0] is None:
+                outcomes = list(drafter.propose([long, hurried]))
+            if outcomes[0] is not None:
+                return
+        raise AssertionError("the long context got no draft")
+
     def test_one_slow_forward_does_not_end_drafting(
         self, loaded: LoadedModel, metrics: ReplicaMetrics, clock: Clock
     ) -> None:

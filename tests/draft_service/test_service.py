@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 import grpc
 import numpy as np
@@ -16,6 +17,7 @@ from draft_service.config import DraftConfig
 from draft_service.drafters import Drafter, DraftJob, DraftModel
 from draft_service.drafters.lm import LmDrafter
 from draft_service.drafters.ngram import NgramDrafter
+from draft_service.health import watch_health
 from draft_service.session import DraftSession
 from protos import common_pb2, draft_pb2
 from specdec.core.draft import Draft, DraftKind
@@ -26,6 +28,7 @@ from specdec.core.tree import DraftTree
 from specdec.edge.codec import decode_info
 from specdec.edge.draft_codec import encode_draft_request
 from specdec.edge.messages import DraftReply, Refusal, StaleContext
+from specdec.edge.server import GrpcServer
 from specdec.edge.telemetry import Telemetry
 from tests.draft_service.conftest import MAX_CONTEXT, VOCAB
 from tests.draft_service.jobs import draft_one, job, random_ids, tokens
@@ -55,7 +58,7 @@ def refused(reply: DraftReply) -> Refusal:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 (states of other threads, which signal nothing)
             await asyncio.sleep(0.005)
 
 
@@ -75,7 +78,7 @@ async def test_info_tells_what_is_served_and_how(new_drafter: NewDrafter) -> Non
     assert info.model_fingerprint == drafter.model.fingerprint != ""
     assert (info.load.kv_free, info.load.kv_total) == (90, 90)
     assert info.config["max_support"] == "5" and info.config["queue_limit"] == "3"
-    assert info.config.keys() == {field for field in DraftConfig.__dataclass_fields__}
+    assert info.config.keys() == set(DraftConfig.__dataclass_fields__)
 
 
 async def test_an_ngram_replica_without_a_model_fits_any_target() -> None:
@@ -164,7 +167,7 @@ async def test_refusals_are_in_band_and_name_the_field(replica: Served) -> None:
     assert unknown.reason == "UNKNOWN_DRAFTER" and "medusa" in unknown.message and "lm, ngram" in unknown.message
     too_high = refused(await client.ask(0, [VOCAB], open=client.opening()))
     assert (too_high.reason, too_high.field) == ("INVALID_ARGUMENT", "token_ids")
-    assert refused(await client.ask(0, [])).field == "token_ids"
+    assert refused(await client.ask(0, [], open=client.opening())).field == "token_ids"
     nothing_left = replace(SAMPLED, logit_bias=tuple((v, -np.inf) for v in range(VOCAB)))
     empty = refused(await client.ask(0, context, open=client.opening(params=nothing_left)))
     assert empty.reason == "EMPTY_LAW"
@@ -182,7 +185,9 @@ async def test_another_protocol_version_is_refused(replica: Served) -> None:
 async def test_a_malformed_message_costs_its_own_reply_only(replica: Served) -> None:
     client = replica.client()
     await client.ask(0, random_ids(1, 6), open=client.opening())
-    await client.call.write(draft_pb2.DraftRequest(cycle=77, token_ids=b"abc", num_draft_tokens=2, mode=1))
+    await client.call.write(
+        draft_pb2.DraftRequest(cycle=77, token_ids=b"abc", num_draft_tokens=2, mode=draft_pb2.DRAFT_MODE_CHOSEN)
+    )
     reply = await client.call.read()
     assert reply.cycle == 77 and reply.refusal.field == "token_ids"
     assert drafted(await client.ask(6, [5])).tree.num_draft_tokens == 4
@@ -402,6 +407,35 @@ async def test_while_draining_replies_say_so_and_streams_are_served_on(replica: 
     await replica.service.drain()
     reply = await client.ask(3, [4])
     assert reply.load.draining and drafted(reply).tree.num_draft_tokens == 4
+
+
+async def test_health_tells_of_a_forward_that_never_ends(new_drafter: NewDrafter) -> None:
+    gated = Gated(new_drafter())
+    async with serving({"lm": gated, "ngram": NgramDrafter(DraftModel())}) as served:
+        lanes = served.lanes.values()
+        seen: list[bool] = []
+
+        class Health:
+            async def set_serving(self, serving: bool) -> None:
+                seen.append(serving)
+
+        async with watch_health(
+            cast(GrpcServer, Health()),
+            lanes,
+            draining=lambda: served.service.draining,
+            stuck_after=0.05,
+            interval=0.005,
+        ):
+            await until(lambda: seen[-1:] == [True])
+            gated.gate.clear()
+            client = served.client()
+            stuck = asyncio.create_task(client.ask(0, [1], open=client.opening()))
+            await until(lambda: seen[-1] is False)
+            gated.gate.set()
+            drafted(await stuck)
+            await until(lambda: seen[-1] is True)
+            await served.service.drain()
+            await until(lambda: seen[-1] is False)
 
 
 class Broken:

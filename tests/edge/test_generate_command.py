@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from dataclasses import dataclass
+import signal
 
 from protos.generation_pb2 import (
     TOKEN_ORIGIN_ACCEPTED,
@@ -14,6 +13,7 @@ from protos.generation_pb2 import (
 )
 from specdec.core.errors import InvalidArgument, SpecdecError
 from tests.edge.scripted_generation import chunk, complete, serve_script, started
+from tests.edge.specdec_command import running, specdec
 
 ANSWER: list[GenerateResponse | SpecdecError] = [
     started(seed=9),
@@ -21,28 +21,6 @@ ANSWER: list[GenerateResponse | SpecdecError] = [
     chunk(2, (" wörld", TOKEN_ORIGIN_BONUS)),
     complete(cycles=2, draft_tokens=4, accepted_tokens=1),
 ]
-
-
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    out: str
-    err: str
-
-
-async def specdec(*arguments: str, stdin: str = "") -> Ended:
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "specdec", *arguments, stdin=pipe, stdout=pipe, stderr=pipe
-    )
-    try:
-        out, err = await process.communicate(stdin.encode())
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode is not None
-    return Ended(process.returncode, out.decode(), err.decode())
 
 
 def answer(request: GenerateRequest) -> list[GenerateResponse | SpecdecError]:
@@ -116,3 +94,38 @@ async def test_after_a_turn_that_broke_off_chat_goes_on_from_what_was_shown() ->
     assert ended.out == "Hello\nHello wörld\n"
     assert service.requests[1].session_id == "s1"
     assert service.requests[1].received_tokens == 2
+
+
+async def test_ctrl_c_ends_the_command_and_the_work_on_the_server() -> None:
+    async with (
+        serve_script(lambda _: ANSWER[:2]) as (address, service),
+        running("generate", "x", "--address", address) as process,
+    ):
+        assert process.stdout is not None
+        assert await process.stdout.readexactly(5) == b"Hello"
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(20):
+            assert await process.wait() == 130
+            await service.left.wait()
+
+
+async def test_flags_that_cannot_be_read_are_refused_by_name() -> None:
+    ids, bias = await asyncio.gather(
+        specdec("generate", "1,two", "--token-ids"), specdec("generate", "x", "--logit-bias", "5")
+    )
+    assert (ids.code, bias.code) == (2, 2)
+    assert "token_ids = '1,two': give integers" in ids.err
+    assert "--logit-bias: '5': give ID=BIAS" in bias.err
+
+
+async def test_several_answers_are_shown_one_after_another() -> None:
+    script = [
+        chunk(0, ("a", TOKEN_ORIGIN_BONUS)),
+        chunk(0, ("x", TOKEN_ORIGIN_BONUS), index=1),
+        chunk(1, ("b", TOKEN_ORIGIN_BONUS)),
+        chunk(1, ("y", TOKEN_ORIGIN_BONUS), index=1),
+        complete(),
+    ]
+    async with serve_script(lambda _: list(script)) as (address, _):
+        ended = await specdec("generate", "x", "--n", "2", "--address", address)
+    assert ended.out == "ab\nxy\n"

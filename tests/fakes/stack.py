@@ -126,7 +126,7 @@ def _skipped(fields: Mapping[str, Any]) -> int:
 
 @asynccontextmanager
 async def serve_replica(replica: Scripted, port: int = 0) -> AsyncIterator[GrpcServer]:
-    name, register = REGISTER[type(replica)]
+    name, register = next(entry for kind, entry in REGISTER.items() if isinstance(replica, kind))
     async with GrpcServer({name: partial(register, replica)}, host="127.0.0.1", port=port) as server:
         await server.set_serving(True)
         yield server

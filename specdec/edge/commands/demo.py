@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from protos.generation_pb2 import Chunk
-from specdec.core.errors import SpecdecError
+from specdec.core.errors import ConfigError, SpecdecError
 from specdec.edge.client import Client, Event, GenerateFields
 from specdec.edge.cluster import Cluster, ClusterSpec
 from specdec.edge.commands.up import cluster_spec, log_folder
@@ -20,38 +20,29 @@ from specdec.edge.foreground import run_foreground
 from specdec.edge.terminal import coloured, comparison_table, legend
 
 HELP = "a local cluster, one streamed answer, and a table of what speculation brought"
-CODE = """\
-def average_of_scores(scores):
-    total = 0
-    for score in scores:
-        total += score
-    if len(scores) == 0:
-        return 0
-    return total / len(scores)
-
-
-def highest_score(scores):
-    best = scores[0]
-    for score in scores:
-        if score > best:
-            best = score
-    return best
-"""
-COPY = f"Repeat this Python code exactly, but rename `highest_score` to `top_score`:\n\n```python\n{CODE}```"
+LIST = """\
+1. Wake up at six and feed the cat.
+2. Water the tomatoes on the balcony.
+3. Cycle to the market and buy bread, cheese and apples.
+4. Write a letter to grandmother.
+5. Repair the lamp in the kitchen.
+6. Read the next chapter of the history book.
+7. Cook soup for dinner and invite the neighbours."""
+COPY = f"Here is my list for today. Write the whole list again.\n\n{LIST}"
 PROSE = "Write a short story about a lighthouse keeper and a storm."
 WORKLOADS: dict[str, GenerateFields] = {
-    "copying, T = 0": {"chat": [{"role": "user", "content": COPY}], "temperature": 0.0, "max_tokens": 160},
-    "free prose, T = 0": {"chat": [{"role": "user", "content": PROSE}], "temperature": 0.0, "max_tokens": 96},
-    "free prose, T = 0.7": {
+    "copying, T=0": {"chat": [{"role": "user", "content": COPY}], "temperature": 0.0, "max_tokens": 160},
+    "prose, T=0": {"chat": [{"role": "user", "content": PROSE}], "temperature": 0.0, "max_tokens": 96},
+    "prose, T=0.7": {
         "chat": [{"role": "user", "content": PROSE}], "temperature": 0.7, "max_tokens": 96, "seed": 7
     },
 }  # fmt: skip
 
 
-class OutputsDiffer(SpecdecError):
-    """Speculation changed an output that it must not change."""
+class DemoFailed(SpecdecError):
+    """Everything ran, but not as it must."""
 
-    reason = "OUTPUTS_DIFFER"
+    reason = "DEMO_FAILED"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.pairs < 1:
+        raise ConfigError("pairs", arguments.pairs, "must be at least 1")
     return run_foreground(_demo(arguments))
 
 
@@ -123,9 +116,11 @@ def _title(spec: ClusterSpec) -> str:
 def _check(console: Console, comparisons: Sequence[Comparison]) -> None:
     differing = [c.name for c in comparisons if not c.identical]
     if differing:
-        raise OutputsDiffer(f"speculation changed the output of: {', '.join(differing)}")
+        raise DemoFailed(f"speculation changed the output of: {', '.join(differing)}")
+    if all(c.acceptance_rate is None for c in comparisons):
+        raise DemoFailed("nothing was drafted: the drafter gave no token to any request")
     console.print(
-        "Every output was the same, token for token, with speculation and without: greedy at T = 0, and at T = 0.7 "
-        "by its seed.\nSpeculation gains where the answer repeats the prompt; on free prose n-gram guesses seldom "
-        "fit, and the planner stops guessing."
+        "Every output was the same, token for token, with speculation and without: greedy at T=0, and at T=0.7 by "
+        "its seed.\nGuesses fit where the answer repeats what stands before it; where they do not, the planner "
+        "stops guessing."
     )

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from protos.generation_pb2 import Chunk, Complete, Started
+from specdec.core.errors import InvalidArgument
 from specdec.edge.client import Client, Event, GenerateFields
 from specdec.edge.commands.sampling_flags import add_connection, add_sampling, sampling_fields
 from specdec.edge.foreground import run_foreground
@@ -52,11 +53,18 @@ def _prompt(arguments: argparse.Namespace) -> GenerateFields:
     if text is None:
         return {}
     if arguments.token_ids:
-        return {"token_ids": [int(part) for part in text.split(",")]}
+        return {"token_ids": _ids(text)}
     if arguments.chat:
         system = [{"role": "system", "content": arguments.system}] if arguments.system is not None else []
         return {"chat": [*system, {"role": "user", "content": text}]}
     return {"text": text}
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if text]
+    except ValueError:
+        raise InvalidArgument("token_ids", text, "give integers, separated by commas") from None
 
 
 class Answer:

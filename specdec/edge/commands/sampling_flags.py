@@ -66,4 +66,7 @@ def _flag(name: str) -> str:
 
 def _bias(text: str) -> tuple[int, float]:
     token_id, _, bias = text.partition("=")
-    return int(token_id), float(bias)
+    try:
+        return int(token_id), float(bias)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: give ID=BIAS, such as 42=-1.5") from None

@@ -3,11 +3,13 @@ from __future__ import annotations
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import redis
 
-from tests.coordinator.store.kinds import Kind, MemoryKind, RedisKind, tls_proxy
+from tests.coordinator.store.kinds import Kind, MemoryKind, RedisKind
+from tests.coordinator.store.proxy import proxied
 from tests.redis_server import ClusterGroup, RedisProcess, SentinelGroup, shared_redis
 
 
@@ -58,6 +60,11 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture
+def name() -> str:
+    return f"test-{uuid4()}"
+
+
 @pytest.fixture(params=["memory", "redis", "rediss", "sentinel", "cluster"])
 async def kind(request: pytest.FixtureRequest) -> AsyncIterator[Kind]:
     """Each kind of store; servers start when the first test needs them."""
@@ -74,8 +81,8 @@ async def kind(request: pytest.FixtureRequest) -> AsyncIterator[Kind]:
     elif name == "rediss":
         upstream: RedisProcess = request.getfixturevalue("tls_upstream")
         pem: Path = request.getfixturevalue("certificate")
-        async with tls_proxy(upstream.port, pem) as port:
-            url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={pem.with_suffix('.crt')}"
+        async with proxied(upstream.port, pem) as proxy:
+            url = f"rediss://127.0.0.1:{proxy.port}/0?ssl_ca_certs={pem.with_suffix('.crt')}"
             yield RedisKind(name, url, lambda: [upstream.admin])
     else:
         url = request.getfixturevalue("redis_url")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol, cast
 
 import numpy as np
 import redis
+from redis.asyncio import Redis
 
 from coordinator.session import ChatMessage, SessionRecord
 from coordinator.store import MemoryStore, RedisStore, SessionStore, open_store
@@ -53,6 +52,42 @@ def same(a: SessionRecord | None, b: SessionRecord | None) -> bool:
         return a is b
     others = [[(name, getattr(r, name)) for name in r.__slots__ if name not in ("token_ids", "epoch")] for r in (a, b)]
     return bool(np.array_equal(a.token_ids, b.token_ids)) and others[0] == others[1]
+
+
+async def append(
+    store: SessionStore,
+    name: str,
+    epoch: int,
+    expected: int,
+    *new: int,
+    finish: str | None = None,
+    held: dict[str, int] | None = None,
+) -> None:
+    await store.append(name, epoch=epoch, expected_length=expected, token_ids=ids(*new), finish=finish, held=held or {})
+
+
+async def stored(store: SessionStore, name: str) -> SessionRecord:
+    found = await store.load(name)
+    assert found is not None
+    return found
+
+
+async def commands_in_flight(store: SessionStore, count: int = 1) -> None:
+    """Return once `count` commands are on the wire; on loopback a few turns of the loop write one out."""
+    assert isinstance(store, RedisStore)
+    while store.connections_in_use < count:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def in_use(store: SessionStore) -> int:
+    """As the client library's pool counts, not as we do."""
+    assert isinstance(store, RedisStore)
+    client = store._link._redis.client
+    if isinstance(client, Redis):
+        return len(client.connection_pool._in_use_connections)
+    return sum(len(node._connections) - len(node._free) for node in client.get_nodes())
 
 
 class Kind(Protocol):
@@ -133,45 +168,3 @@ async def opened(kind: Kind, **options: object) -> AsyncIterator[SessionStore]:
     finally:
         if kind.name != "memory":
             await store.close()
-
-
-@asynccontextmanager
-async def tls_proxy(port: int, certificate: Path) -> AsyncIterator[int]:
-    """TLS in front of a server on loopback that has none; yields its port."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate)
-    running: set[asyncio.Task[None]] = set()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        running.add(task)
-        behind_reader, behind_writer = await asyncio.open_connection("127.0.0.1", port)
-        try:
-            async with asyncio.TaskGroup() as both:
-                both.create_task(_copy(reader, behind_writer))
-                both.create_task(_copy(behind_reader, writer))
-        finally:
-            running.discard(task)
-            writer.close()
-            behind_writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        await server.wait_closed()
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-        writer.close()
-    except OSError:
-        writer.close()

@@ -57,7 +57,7 @@ records = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(records)
 def test_every_record_comes_back_exactly(written: SessionRecord) -> None:
     meta, raw = record_codec.encode(written), record_codec.encode_ids(written.token_ids)

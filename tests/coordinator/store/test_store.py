@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
-from itertools import groupby, permutations
-from uuid import uuid4
 
 import numpy as np
 import pytest
 
-from coordinator.session import SessionRecord
 from coordinator.store import SessionStore, StoreBehind
 from specdec.core.errors import Aborted, FailedPrecondition, NotFound
-from tests.coordinator.store.kinds import TTL, Kind, MemoryKind, RedisKind, ids, opened, record, same
+from tests.coordinator.store.kinds import TTL, Kind, MemoryKind, RedisKind, append, ids, opened, record, same, stored
 
 
 @pytest.fixture
@@ -23,34 +19,11 @@ async def store(kind: Kind) -> AsyncIterator[SessionStore]:
         yield store
 
 
-@pytest.fixture
-def name() -> str:
-    return f"test-{uuid4()}"
-
-
 @pytest.fixture(autouse=True)
 def every_key_has_a_ttl(kind: Kind) -> Iterator[None]:
     """After every test of this module, on every server."""
     yield
     assert [key for key, ttl in kind.key_ttls() if ttl < 0] == []
-
-
-async def append(
-    store: SessionStore,
-    name: str,
-    epoch: int,
-    expected: int,
-    *new: int,
-    finish: str | None = None,
-    held: dict[str, int] | None = None,
-) -> None:
-    await store.append(name, epoch=epoch, expected_length=expected, token_ids=ids(*new), finish=finish, held=held or {})
-
-
-async def stored(store: SessionStore, name: str) -> SessionRecord:
-    found = await store.load(name)
-    assert found is not None
-    return found
 
 
 async def test_a_created_record_loads_exactly(store: SessionStore, name: str) -> None:
@@ -315,65 +288,3 @@ async def test_every_use_refreshes_the_ttl(kind: Kind, store: SessionStore, name
     assert await fresh()
     await store.release(name, epoch)
     assert await fresh()
-
-
-@pytest.mark.scenario("B82")
-async def test_of_two_turns_started_at_once_one_runs_and_one_is_refused(kind: Kind, name: str) -> None:
-    """200 repeats; the stored history is one of the two serial orders."""
-    async with opened(kind) as first, opened(kind) as second:
-        await first.create(record(name, running=False))
-
-        async def turn(store: SessionStore, token: int) -> int | None:
-            try:
-                mine = await store.take(name, resume=False)
-            except FailedPrecondition:
-                return None
-            length = len(mine.token_ids)
-            for i in range(2):
-                await asyncio.sleep(0)  # a cycle
-                finish = "stop" if i else None
-                await append(store, name, mine.epoch, length + i, token, finish=finish)
-            return token
-
-        refused = 0
-        history = [1, 2, 3]
-        for repeat in range(200):
-            turns = await asyncio.gather(turn(first, repeat), turn(second, 1000 + repeat))
-            ran = [token for token in turns if token is not None]
-            refused += len(turns) - len(ran)
-            got = (await stored(first, name)).token_ids.tolist()
-            assert ran and got in [history + [t for t in order for _ in range(2)] for order in permutations(ran)]
-            history = got
-        assert refused, "no two turns ever met"
-
-
-async def test_owners_that_take_over_from_each_other_never_interleave(kind: Kind, name: str) -> None:
-    """Two coordinators resume the same session again and again, each commits until it is fenced off."""
-    acknowledged: list[int] = []
-    taken = 0
-
-    async def coordinator(store: SessionStore) -> None:
-        nonlocal taken
-        for _ in range(20):
-            taken += 1
-            owner, mine = taken, await store.take(name, resume=True)
-            length = len(mine.token_ids)
-            try:
-                for block in range(5):
-                    await append(store, name, mine.epoch, length, *[1000 * owner + block] * 3)
-                    acknowledged.append(1000 * owner + block)
-                    length += 3
-            except Aborted:
-                continue
-
-    async with opened(kind) as first, opened(kind) as second:
-        await first.create(record(name, ids()))
-        async with asyncio.TaskGroup() as both:
-            both.create_task(coordinator(first))
-            both.create_task(coordinator(second))
-        final = (await stored(first, name)).token_ids.tolist()
-    assert final[::3] == final[1::3] == final[2::3], "a block was torn"
-    assert sorted(final[::3]) == sorted(acknowledged), "a commit was lost or came twice"
-    owners = [block // 1000 for block in final[::3]]
-    runs = [owner for owner, _ in groupby(owners)]
-    assert len(runs) == len(set(runs)), "an older owner wrote after a newer one"

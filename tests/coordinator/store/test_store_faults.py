@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -13,37 +12,23 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
-from redis.asyncio import Redis
-from redis.asyncio.connection import Connection
-from redis.exceptions import MaxConnectionsError, ReadOnlyError
+from redis.exceptions import ReadOnlyError
 
-from coordinator.store import RedisStore, SessionStore, StoreBehind
+from coordinator.store import SessionStore, StoreBehind
 from specdec.core.errors import Aborted, ResourceExhausted, Unavailable
-from tests.coordinator.store.kinds import HANG_GUARD, Kind, RedisKind, ids, opened, record, same
+from tests.coordinator.store.kinds import (
+    HANG_GUARD,
+    Kind,
+    RedisKind,
+    append,
+    commands_in_flight,
+    ids,
+    in_use,
+    opened,
+    record,
+    same,
+)
 from tests.redis_server import ClusterGroup, RedisProcess, SentinelGroup, until
-
-
-async def append(store: SessionStore, name: str, epoch: int, expected: int, *new: int) -> None:
-    await store.append(name, epoch=epoch, expected_length=expected, token_ids=ids(*new), finish=None, held={})
-
-
-async def commands_in_flight(store: SessionStore, count: int = 1) -> None:
-    """Return once `count` commands are on the wire; on loopback a few turns of the loop write one out."""
-    assert isinstance(store, RedisStore)
-    while store.connections_in_use < count:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
-def in_use(store: SessionStore) -> int:
-    """As the client library's pool counts, not as we do."""
-    assert isinstance(store, RedisStore)
-    client = store._link._redis.client
-    if isinstance(client, Redis):
-        return len(client.connection_pool._in_use_connections)
-    return sum(len(node._connections) - len(node._free) for node in client.get_nodes())
-
 
 EVERY_CALL: list[Callable[[SessionStore, str], Awaitable[Any]]] = [
     lambda store, name: store.ping(),
@@ -186,111 +171,6 @@ async def commit_without_end(store: SessionStore, name: str, committed: list[int
         except StoreBehind:
             await store.replace(record(name, np.array([*committed, new], dtype=np.uint32)))
         committed.append(new)
-
-
-@pytest.mark.scenario("B106")
-@pytest.mark.parametrize("kind", ["redis", "rediss", "sentinel", "cluster"], indirect=True)
-async def test_many_sessions_share_two_connections_that_are_killed_fifty_times(kind: Kind) -> None:
-    """100 sessions on a pool of 2 wait their turn; CLIENT KILL in mid-write costs nobody a commit or a connection."""
-    assert isinstance(kind, RedisKind)
-    names = [f"pool-{i}-{uuid4()}" for i in range(100)]
-    kills = 0
-
-    async def session(store: SessionStore, name: str) -> None:
-        await store.create(record(name))
-        for i in range(5):
-            await append(store, name, 1, 3 + i, i)
-
-    async def kill() -> None:
-        nonlocal kills
-        while kills < 50:
-            for admin in kind.admin():
-                kills += admin.client_kill_filter(_type="normal", skipme=True)
-            await asyncio.sleep(0)
-
-    async with opened(kind, options="max_connections=2") as store:
-        async with asyncio.timeout(60.0), asyncio.TaskGroup() as group:
-            for name in names:
-                group.create_task(session(store, name))
-            group.create_task(kill())
-        for name in names:
-            assert same(await store.load(name), record(name, ids(1, 2, 3, 0, 1, 2, 3, 4)))
-        assert in_use(store) == 0 and isinstance(store, RedisStore) and store.connections_in_use == 0
-
-
-async def test_the_client_librarys_own_bounded_pool_refuses_instead_of_waiting(server: RedisProcess) -> None:
-    """The fault of B106, which the store's own bound keeps away."""
-    async with Redis(port=server.port, max_connections=2) as client:
-        results = await asyncio.gather(*(client.get("x") for _ in range(100)), return_exceptions=True)
-    assert any(isinstance(result, MaxConnectionsError) for result in results)
-
-
-async def test_callers_that_find_no_free_connection_wait_no_longer_than_the_deadline(
-    server: RedisProcess, server_kind: RedisKind
-) -> None:
-    deadline = 0.2
-    async with opened(server_kind, deadline=deadline, options="max_connections=1") as store:
-        with server.paused():
-            async with asyncio.timeout(HANG_GUARD * deadline):
-                results = await asyncio.gather(*(store.load("s") for _ in range(20)), return_exceptions=True)
-        assert all(isinstance(result, Unavailable) for result in results)
-
-
-async def cancelled_then_next(server: RedisProcess, kind: RedisKind) -> Any:
-    """The reply to a load of session b, after a load of session a was cancelled on the only connection."""
-    async with opened(kind, options="max_connections=1") as store:
-        for name in "ab":
-            await store.create(record(name, fingerprint=name))
-            await store.load(name)  # so that the server knows the script
-        with server.paused():
-            first = asyncio.create_task(store.load("a"))
-            await commands_in_flight(store)
-            first.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await first
-            assert in_use(store) == 0
-            second = asyncio.create_task(store.load("b"))
-            await commands_in_flight(store)
-        found = await second
-        assert found is not None
-        return found.fingerprint
-
-
-async def test_a_cancelled_command_drops_its_connection(server: RedisProcess, server_kind: RedisKind) -> None:
-    assert await cancelled_then_next(server, server_kind) == "b"
-
-
-async def test_the_next_command_would_get_the_cancelled_ones_reply_on_a_kept_connection(
-    server: RedisProcess, server_kind: RedisKind, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Negative control of the test above: the connection is not dropped."""
-    drop = Connection.disconnect
-
-    async def keep(self: Connection, nowait: bool = False, **options: Any) -> None:
-        if not nowait:  # as a close does, not a cancel
-            await drop(self, **options)
-
-    monkeypatch.setattr(Connection, "disconnect", keep)
-    assert await cancelled_then_next(server, server_kind) == "a"
-
-
-@pytest.mark.parametrize("kind", ["redis", "rediss", "sentinel", "cluster"], indirect=True)
-async def test_commands_cancelled_at_any_point_never_shift_the_replies_of_others(kind: Kind) -> None:
-    rng = random.Random(7)
-    names = [f"cancel-{i}-{uuid4()}" for i in range(4)]
-    async with opened(kind, options="max_connections=2") as store:
-        for name in names:
-            await store.create(record(name, fingerprint=name))
-        for _ in range(150):
-            calls = {name: asyncio.create_task(store.load(name)) for name in rng.sample(names, 3)}
-            for _ in range(rng.randrange(25)):
-                await asyncio.sleep(0)
-            rng.choice(list(calls.values())).cancel()
-            for name, found in zip(calls, await asyncio.gather(*calls.values(), return_exceptions=True), strict=True):
-                if not isinstance(found, asyncio.CancelledError):
-                    assert not isinstance(found, BaseException) and found is not None, found
-                    assert found.fingerprint == name
-        assert in_use(store) == 0
 
 
 @pytest.mark.parametrize("kind", ["redis", "sentinel", "cluster"], indirect=True)

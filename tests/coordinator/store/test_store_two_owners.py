@@ -1,10 +1,12 @@
-"""Random calls of two owners, late duplicates and lost keys: every store ends where the memory store ends."""
+"""Two owners of one session, at once and in any order."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from itertools import groupby, permutations
 from typing import Any
 from uuid import uuid4
 
@@ -13,8 +15,71 @@ import pytest
 
 from coordinator.session import SessionRecord
 from coordinator.store import SessionStore, StoreBehind
-from specdec.core.errors import SpecdecError
-from tests.coordinator.store.kinds import Kind, MemoryKind, RedisKind, ids, opened, record, same
+from specdec.core.errors import Aborted, FailedPrecondition, SpecdecError
+from tests.coordinator.store.kinds import Kind, MemoryKind, RedisKind, append, ids, opened, record, same, stored
+
+
+@pytest.mark.scenario("B82")
+async def test_of_two_turns_started_at_once_one_runs_and_one_is_refused(kind: Kind, name: str) -> None:
+    """200 repeats; the stored history is one of the two serial orders."""
+    async with opened(kind) as first, opened(kind) as second:
+        await first.create(record(name, running=False))
+
+        async def turn(store: SessionStore, token: int) -> int | None:
+            try:
+                mine = await store.take(name, resume=False)
+            except FailedPrecondition:
+                return None
+            length = len(mine.token_ids)
+            for i in range(2):
+                await asyncio.sleep(0)  # a cycle
+                finish = "stop" if i else None
+                await append(store, name, mine.epoch, length + i, token, finish=finish)
+            return token
+
+        refused = 0
+        history = [1, 2, 3]
+        for repeat in range(200):
+            turns = await asyncio.gather(turn(first, repeat), turn(second, 1000 + repeat))
+            ran = [token for token in turns if token is not None]
+            refused += len(turns) - len(ran)
+            got = (await stored(first, name)).token_ids.tolist()
+            assert ran and got in [history + [t for t in order for _ in range(2)] for order in permutations(ran)]
+            history = got
+        assert refused, "no two turns ever met"
+
+
+async def test_owners_that_take_over_from_each_other_never_interleave(kind: Kind, name: str) -> None:
+    """Two coordinators resume the same session again and again, each commits until it is fenced off."""
+    acknowledged: list[int] = []
+    taken = 0
+
+    async def coordinator(store: SessionStore) -> None:
+        nonlocal taken
+        for _ in range(20):
+            taken += 1
+            owner, mine = taken, await store.take(name, resume=True)
+            length = len(mine.token_ids)
+            try:
+                for block in range(5):
+                    await append(store, name, mine.epoch, length, *[1000 * owner + block] * 3)
+                    acknowledged.append(1000 * owner + block)
+                    length += 3
+            except Aborted:
+                continue
+
+    async with opened(kind) as first, opened(kind) as second:
+        await first.create(record(name, ids()))
+        async with asyncio.TaskGroup() as both:
+            both.create_task(coordinator(first))
+            both.create_task(coordinator(second))
+        final = (await stored(first, name)).token_ids.tolist()
+    assert final[::3] == final[1::3] == final[2::3], "a block was torn"
+    assert sorted(final[::3]) == sorted(acknowledged), "a commit was lost or came twice"
+    owners = [block // 1000 for block in final[::3]]
+    runs = [owner for owner, _ in groupby(owners)]
+    assert len(runs) == len(set(runs)), "an older owner wrote after a newer one"
+
 
 Call = Callable[[SessionStore, int], Awaitable[Any]]  # the second argument is the owner's epoch in that store
 CALLS = [

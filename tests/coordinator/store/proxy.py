@@ -1,0 +1,71 @@
+"""A proxy on loopback in front of a Redis server: TLS for one that has none, and replies that get lost."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Proxy:
+    """lose: how many of the next replies to swallow, each together with its connection."""
+
+    behind: int
+    port: int = 0
+    lose: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        behind_reader, behind_writer = await asyncio.open_connection("127.0.0.1", self.behind)
+        forth = asyncio.create_task(self._copy(reader, behind_writer))
+        try:
+            await self._copy(behind_reader, writer, replies=True)
+        finally:
+            forth.cancel()
+            await asyncio.gather(forth, return_exceptions=True)
+            for each in (writer, behind_writer):
+                each.close()
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, replies: bool = False) -> None:
+        try:
+            while data := await reader.read(65536):
+                if replies and self.lose:
+                    self.lose -= 1
+                    break
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass  # either side hung up: so does the other
+        writer.close()
+
+
+@asynccontextmanager
+async def proxied(port: int, certificate: Path | None = None) -> AsyncIterator[Proxy]:
+    """A proxy in front of `port`, with TLS where a certificate (PEM with its key) is given."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH) if certificate else None
+    if context and certificate:
+        context.load_cert_chain(certificate)
+    proxy, running = Proxy(port), set[asyncio.Task[None]]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        running.add(task)
+        try:
+            await proxy.serve(reader, writer)
+        finally:
+            running.discard(task)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    proxy.port = server.sockets[0].getsockname()[1]
+    try:
+        yield proxy
+    finally:
+        server.close()
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await server.wait_closed()
