@@ -112,8 +112,9 @@ class Pool:
     def report(self, replica: Replica, fault: ReplicaFault) -> None:
         """A session saw `replica` fail: it is set aside, longer each time, and looked at again after that."""
         pause = replica.quarantine(asyncio.get_running_loop().time())
-        log.warning("%s %s set aside for %.1f s: %s", self.role, replica.address, pause, fault)
-        self._metrics.quarantines.add(role=self.role, reason=fault.reason)
+        if pause is not None:
+            log.warning("%s %s set aside for %.1f s: %s", self.role, replica.address, pause, fault)
+            self._metrics.quarantines.add(role=self.role, reason=fault.reason)
 
     def reopened(self, reason: str) -> None:
         """A session that one replica served has gone to another, or to the same anew."""

@@ -69,11 +69,11 @@ class Replica:
     def usable(self, now: float) -> bool:
         return self.state is State.READY and not self.draining and now >= self._quarantined_until
 
-    def quarantine(self, now: float) -> float:
-        """Sets the replica aside; returns for how many seconds. One incident may come from many sessions: while it is
-        set aside already, nothing is added."""
+    def quarantine(self, now: float) -> float | None:
+        """Sets the replica aside; returns for how many seconds. None where it is already: one death is seen by every
+        session, and counts once."""
         if now < self._quarantined_until:
-            return self._quarantined_until - now
+            return None
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
         self._quarantined_until = now + pause
         return pause

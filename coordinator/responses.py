@@ -26,6 +26,7 @@ class Writer:
         self._lock = asyncio.Lock()
 
     async def write(self, event: pb.Started | pb.Chunk | pb.Complete) -> None:
+        """Waits for a client that reads slowly. Raises grpc.aio.BaseError where it has gone."""
         response = pb.GenerateResponse()
         getattr(response, type(event).__name__.lower()).CopyFrom(event)
         async with self._lock:

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
+import grpc.aio
 from opentelemetry.trace import Span, SpanKind
 
 from coordinator.admission import admit
@@ -68,16 +69,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         if self._active >= self._wiring.config.max_streams:
             raise ResourceExhausted(f"{self._active} generations are running: the limit is max_streams")
         self._active += 1
-        outcome, began = "error", asyncio.get_running_loop().time()
+        outcome, began = "ok", asyncio.get_running_loop().time()
         caller = dict(context.invocation_metadata() or ()).get("traceparent")
         try:
             with self._wiring.telemetry.span(names.SPAN_GENERATE, parent=caller, kind=SpanKind.SERVER) as span:
                 if span.is_recording():
                     span.set_attributes(self._request_attributes(request))
                 await self._in_time(self._serve(request, Writer(context), span, began))
-            outcome = "ok"
-        except asyncio.CancelledError:
-            outcome = "cancelled"
+        except BaseException as error:
+            outcome = "cancelled" if _is_departure(error) else "error"
             raise
         finally:
             self._active -= 1
@@ -170,6 +170,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         }
         set_fields = {field.name: value for field, value in request.ListFields()}
         return given | {label: set_fields[name] for name, label in optional.items() if name in set_fields}
+
+
+def _is_departure(error: BaseException) -> bool:
+    """A write that fails is how some cancellations are first heard of."""
+    group = isinstance(error, BaseExceptionGroup) and error.subgroup(grpc.aio.BaseError) is not None
+    return group or isinstance(error, asyncio.CancelledError)
 
 
 def _outcome_attributes(choices: Sequence[Choice]) -> Attributes:

@@ -29,8 +29,8 @@ class Room:
         return self._pool.kv_free + sum(sequence.allocated for sequence in self._parked.values())
 
     def park(self, session_id: str, sequence: KVSequence) -> None:
-        """Keep a sequence whose session has ended, for a later one of the same id. Its draft rows are dropped."""
-        sequence.rewind(sequence.token_ids)
+        """Keep a sequence whose session has ended, for a later one of the same id; its last tree too, for some of it
+        may have come true."""
         if (older := self._parked.pop(session_id, None)) is not None:
             older.release()
         if sequence.allocated:

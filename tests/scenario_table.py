@@ -13,9 +13,9 @@ ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "docs" / "scenarios.md"
 HEAD = """# Faults that others shipped
 
-Each row is a fault reported in public on some system for speculative decoding or for streaming of language models, and a
-test that would see it here. The ids are those of the list that the project collected before it began. This file is
-written by `python -m tests.scenario_table`; a test keeps it fresh.
+Each row is a fault reported in public on some system for speculative decoding or for streaming of language models,
+and a test that would see it here. The ids are those of the list that the project collected before it began. This file
+is written by `python -m tests.scenario_table`; a test keeps it fresh.
 
 """
 

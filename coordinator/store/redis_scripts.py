@@ -1,7 +1,7 @@
 """The store's operations as Redis scripts: each one is atomic, whichever of its keys are there.
 
 A session is three keys of one hash slot: `meta`, a hash (epoch, written, running, length, finish, held, body,
-nonce); `tokens`, a string of uint32; `owner`, present while the owner's lease lives. Every script that writes
+nonce); `tokens`, a string of uint32; `owner`, there while an owner's lease lives. Every script that writes
 sets every TTL. A record is there when both its keys are and agree on the length: half a record is none.
 
 ARGV starts with the TTL and the lease in ms where the script writes. A reply is {status, number or record}.
@@ -38,7 +38,7 @@ end
 local function reply(status, value) return refused or {status, value} end
 local function record() return {redis.call('HGETALL', meta), redis.call('GET', tokens)} end
 local function put(first)
-  write('SET', tokens, ARGV[first + 6], 'PX', ARGV[1])
+  write('SET', tokens, ARGV[first + 6])
   write('HSET', meta, 'epoch', ARGV[first], 'written', ARGV[first], 'running', ARGV[first + 1], 'length',
         ARGV[first + 2], 'finish', ARGV[first + 3], 'held', ARGV[first + 4], 'body', ARGV[first + 5])
   refresh(ARGV[first + 1] == '1')
@@ -86,8 +86,7 @@ return reply('OK', record())
 TAKE = Script("""
 if not held() then return reply('MISSING', 0) end
 if field('nonce') ~= ARGV[3] then
-  local alive = field('running') == '1' and redis.call('EXISTS', owner) == 1
-  if alive and ARGV[4] == '0' then return reply('BUSY', 0) end
+  if ARGV[4] == '0' and redis.call('EXISTS', owner) == 1 then return reply('BUSY', 0) end
   local now = redis.call('TIME')
   local epoch = math.max(field('epoch') + 1, now[1] * 1000000 + now[2])
   write('HSET', meta, 'epoch', string.format('%.0f', epoch), 'running', 1, 'nonce', ARGV[3])

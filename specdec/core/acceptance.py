@@ -81,12 +81,13 @@ def token_rule(draft: Draft, verification: Verification, uniforms: Floats) -> Ac
         law, target = draft.laws[order[node]], verification.laws[order[node]]
         p, tail = _normalised(target)
         alphas.append(float(np.minimum(p, law.q).sum()))
-        xs = [int(np.flatnonzero(law.ids == tree.token(child))[0]) for child in tree.children[node]]
+        ids = law.ids.tolist()
+        xs = [ids.index(tree.token(child)) for child in tree.children[node]]
         us = [float(uniforms[child]) for child in tree.children[node]]
         winner, p, tail = _judge(p, tail, law.q, xs, us, draft.kind)
         if winner is None:
             index = draw(np.append(p, tail), float(uniforms[0]))
-            token = int(verification.drawn[node] if index == len(p) else law.ids[index])
+            token = ids[index] if index < len(ids) else int(verification.drawn[node])
             assert token != NO_OUTSIDE, "mass outside but no sample of it: check_verification was left out"
             return Acceptance(tuple(nodes), token, False, tuple(alphas))
         node = tree.children[node][winner]

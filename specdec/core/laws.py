@@ -49,9 +49,10 @@ def _likeliest(ids: Ids, probs: NDArray[np.floating], n: int) -> NDArray[np.intp
 def draw(weights: NDArray[np.float64], u: float) -> int:
     """Index drawn by inverting the running sum of weights (float64[m], need not sum to 1) at u in [0, 1).
     Never an entry of weight 0: where rounding runs off the end, the last positive one."""
-    running = np.cumsum(weights)
-    assert running[-1] > 0, "a law without mass has no draw"
-    index = int(np.searchsorted(running, u * running[-1], side="right"))
+    running = weights.cumsum()
+    mass = float(running[-1])
+    assert mass > 0, "a law without mass has no draw"
+    index = int(running.searchsorted(u * mass, side="right"))
     return index if index < len(weights) else int(np.flatnonzero(weights)[-1])
 
 

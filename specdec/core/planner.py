@@ -134,8 +134,9 @@ def plan(planner: Planner, max_k: int, drafter: str = "") -> int:
     """Depth to ask `drafter` for, 0..max_k: the one that promises most tokens per second. Where that is 0,
     now and then a short probe, repeated while it is accepted whole, so that a text that has become easy is
     noticed."""
-    record = planner.drafters.get(drafter, DrafterRecord())
-    if not planner.verify.weight or not record.seconds.weight:
+    assert max_k >= 0, f"max_k {max_k}"
+    record = planner.drafters.get(drafter)
+    if record is None or not planner.verify.weight:
         return min(START, max_k)
     tokens = [1.0]
     for survival in _survival(record, max_k):

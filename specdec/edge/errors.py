@@ -151,12 +151,14 @@ async def error_boundary(context: Context, method: str) -> AsyncIterator[None]:
 
 
 def _answer(error: Exception, method: str) -> grpc.Status:
-    """A task group's ExceptionGroup counts as its first member, unless a bug is among them."""
-    leaves = list(_leaves(error))
+    """A task group's ExceptionGroup counts as its first member, unless a bug is among them. gRPC's own errors are writes
+    to a peer that has gone, heard of before the cancellation: no bug of ours, and nobody is left to read the status."""
+    leaves = [leaf for leaf in _leaves(error) if not isinstance(leaf, grpc.aio.BaseError)]
     bug = next((leaf for leaf in leaves if not isinstance(leaf, SpecdecError)), None)
-    if bug is None:
+    if bug is None and leaves:
         return to_status(leaves[0])
-    _log.error("%s failed", method, exc_info=error)
+    if bug is not None:
+        _log.error("%s failed", method, exc_info=error)
     return internal_status()
 
 

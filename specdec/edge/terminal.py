@@ -76,9 +76,9 @@ def statistics(complete: Complete) -> Table:
     return table
 
 
-def comparison_table(comparisons: Sequence[Comparison], title: str) -> Table:
+def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     """One column per workload."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD)
     table.add_column("")
     for comparison in comparisons:
         table.add_column(comparison.name, justify="right")

@@ -80,7 +80,7 @@ def raw_logprobs(laws: Laws, drawn: Ids, inner: Sequence[int], supports: Sequenc
     drawn: uint32[n]; NO_OUTSIDE gets -inf. inner, supports: nodes with a support, and their uint32[s]; ids
     beyond the vocabulary get -inf. top: how many of the likeliest per node, ties to the lowest ids."""
     table = torch.log_softmax(laws.raw.float(), dim=-1)
-    ids = top_k_ids(table, top) if top else torch.zeros((len(table), 0), dtype=torch.int64)
+    ids = top_k_ids(table, top) if top else torch.zeros((len(table), 0), dtype=torch.int64, device=table.device)
     values, order = table.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
     nodes = torch.arange(len(table), device=table.device)
     return Logprobs(

@@ -137,7 +137,7 @@ def _processed(raw: torch.Tensor, histories: Histories, params: SamplingParams) 
     if params.logit_bias:
         ids, values = zip(*params.logit_bias, strict=True)
         bias = torch.tensor(values, dtype=torch.float64, device=raw.device)
-        scores[:, torch.tensor(ids, device=raw.device)] += bias
+        scores.index_add_(1, torch.tensor(ids, device=raw.device), bias.expand(len(scores), -1))
     if params.penalised:
         _penalise(scores, histories, params)
     output = len(histories.context) - histories.turn_start

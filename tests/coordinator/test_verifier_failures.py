@@ -10,18 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from coordinator import replica
 from coordinator.verifying import ATTEMPTS
 from specdec.core.errors import InvalidArgument, ReplicaFault, ResourceExhausted, Unavailable
 from specdec.core.sampling import SamplingParams
-from specdec.core.verification import TargetLaw, Verification, VerifyForm
-from specdec.edge.messages import Load, Refusal, StaleContext
+from specdec.core.verification import Verification
+from specdec.edge.messages import Load, Refusal
 from tests.coordinator.chi_square import SUSPICIOUS, p_value, transition_counts
 from tests.fakes.replicas import ScriptedTarget
-from tests.fakes.scripted import Request, silent
+from tests.fakes.scripted import Request, honest, silent
 from tests.fakes.stack import Answer, scripted_drafter, scripted_target, stack, until
 from tests.fakes.tables import MARKOV_5, MARKOV_5_DRAFT, MARKOV_ROWS, letters_folder
 from tests.reference import reference_tokens
@@ -116,97 +115,36 @@ async def test_many_sessions_that_lose_one_verifier_are_one_incident(tmp_path: P
     folder = letters_folder(tmp_path / "m", 5)
     target = scripted_target(MARKOV_5, folder)
     async with stack(folder, [target], [scripted_drafter(MARKOV_5_DRAFT, folder)], failover_timeout=20.0) as s:
-        running = [asyncio.create_task(s.generate(**SEEDED, max_tokens=150)) for _ in range(16)]
+        running = [asyncio.create_task(s.generate(**SEEDED, max_tokens=60)) for _ in range(16)]
         await until(lambda: len(target.streams) == 16)
         await s.kill(target)
         await s.revive(target)
         answers = await asyncio.gather(*running)
-        (seen,) = s.targets.replicas.values()
-        assert seen.quarantine(0.0) < 1.0, "what the next fault would cost"
+        assert s.metric("specdec_quarantines_total", role="target") < 8
     assert all(is_the_targets_own(answer) for answer in answers)
 
 
-def law(change: Callable[[TargetLaw], TargetLaw]) -> Callable[[Verification], Verification]:
-    return lambda v: (
-        replace(v, laws=tuple(change(found) for found in v.laws)) if v.laws else replace(v, drawn=v.drawn + 9)
-    )
-
-
-LIES: dict[str, Callable[[Verification], Verification]] = {
-    "empty row": lambda v: replace(v, drawn=v.drawn[:0]),
-    "a node short": lambda v: replace(v, drawn=v.drawn[:-1]),
-    "id beyond": lambda v: replace(v, drawn=np.full_like(v.drawn, 5)),
-    "NaN": law(lambda found: replace(found, p=np.full_like(found.p, np.nan))),
-    "NaN tail": law(lambda found: replace(found, tail=float("nan"))),
-    "mass 1.2": law(lambda found: replace(found, p=found.p * np.float32(1.2))),
-    "negative": law(lambda found: replace(found, p=-found.p)),
-    "law short": law(lambda found: replace(found, p=found.p[:-1])),
-    "no law": lambda v: replace(v, laws=(), form=VerifyForm.Y),
-}
-
-
-@pytest.mark.scenario("B25", "B135")
-@pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
-async def test_a_verification_that_cannot_be_is_refused_and_asked_for_again(
-    tmp_path: Path, lie: Callable[[Verification], Verification], caplog: pytest.LogCaptureFixture
-) -> None:
-    """B25, B135: once for one of three requests; its verifier is set aside, its law stays, the others see nothing."""
+@pytest.mark.scenario("B81", "B96")
+async def test_steps_that_fail_at_random_hurt_no_request_for_long(tmp_path: Path) -> None:
+    """B81, B96: a tenth of the verifications of 200 requests is refused; each ends once, well or with a typed error."""
     folder = letters_folder(tmp_path / "m", 5)
-    lied_to: list[str] = []
+    chance = random.Random(6)
 
-    async def script(request: Request, reply: Any) -> Any:
-        speaker = next(t for t in targets if t.requests and t.requests[-1][1] is request)
-        if request.cycle >= 3 and not lied_to and request.tree.num_draft_tokens:
-            lied_to.append(speaker.requests[-1][0])
-            return replace(reply, result=lie(reply.result))
-        return reply
+    async def flaky(request: Request, reply: Any) -> Any:
+        return replace(reply, result=Refusal("FORWARD_FAILED", "")) if chance.random() < 0.1 else reply
 
-    targets = pool_of_two(folder, script=script)
-    async with stack(folder, targets, [scripted_drafter(MARKOV_5_DRAFT, folder)]) as s:
-        answers = await asyncio.gather(
-            *(s.generate(token_ids=[1], max_tokens=60, num_draft_tokens=3, verification="rejection") for _ in range(3))
-        )
-        assert s.metric("specdec_quarantines_total", role="target", reason="REPLICA_FAULT") == 1
-        assert s.metric("specdec_reopens_total", role="target") == 1
-    assert "set aside" in caplog.text
-    for answer in answers:
-        assert len(answer.ids) == 60
-        assert all(0 <= i < 5 for i in answer.ids)
-    assert lied_to[0] in {answer.started.session_id for answer in answers}
-
-
-@pytest.mark.scenario("B135")
-@pytest.mark.parametrize("trouble", ["NaN", "stale cycle", "stale for ever", "refusal"])
-async def test_a_verifier_that_always_lies_costs_that_request_a_typed_error(tmp_path: Path, trouble: str) -> None:
-    """B135: bounded attempts, then INTERNAL with a reason; the request beside it ends well."""
-    folder = letters_folder(tmp_path / "m", 5)
-
-    async def script(request: Request, reply: Any) -> Any:
-        session = target.requests[-1][0]
-        if request.open is None or request.open.seed != 13:
-            if session not in victims:
-                return reply
-        else:
-            victims.add(session)
-        return {
-            "NaN": replace(reply, result=LIES["empty row"](reply.result)),
-            "stale cycle": replace(reply, cycle=reply.cycle + 1),
-            "stale for ever": replace(reply, result=StaleContext(7)),
-            "refusal": replace(reply, result=Refusal("FORWARD_FAILED", "the model raised")),
-        }[trouble]
-
-    victims: set[str] = set()
-    target = scripted_target(MARKOV_5, folder, script=script)
-    async with stack(folder, [target], verify_timeout=0.2 if trouble == "stale cycle" else 20.0) as s:
-        well = asyncio.create_task(s.generate(**SEEDED, max_tokens=300))
-        with pytest.raises(Unavailable if trouble == "stale cycle" else ReplicaFault) as error:
-            await s.generate(token_ids=[1], seed=13, max_tokens=20)
-        reasons = {"refusal": "FORWARD_FAILED", "stale cycle": "NO_TARGET"}
-        assert error.value.reason == reasons.get(trouble, "REPLICA_FAULT")
-        assert is_the_targets_own(await well)
+    target = scripted_target(MARKOV_5, folder, script=flaky)
+    async with stack(folder, [target], failover_timeout=20.0) as s:
+        requests = (s.generate(**SEEDED, max_tokens=6) for _ in range(200))
+        answers = await asyncio.gather(*requests, return_exceptions=True)
+        target.script = honest
+        assert is_the_targets_own(await s.generate(**SEEDED, max_tokens=20))
         assert s.active == 0
-    (victim,) = victims
-    assert len(target.sent(victim)) == ATTEMPTS
+        await until(lambda: not target.streams)
+    failed = [answer for answer in answers if not isinstance(answer, Answer)]
+    assert all(isinstance(error, ReplicaFault) and error.reason == "FORWARD_FAILED" for error in failed)
+    assert len(failed) < 5
+    assert all(len(a.ids) == 6 and is_the_targets_own(a) for a in answers if isinstance(a, Answer))
 
 
 async def test_what_the_caller_asked_for_wrongly_is_the_callers_error(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.core.toys import PLACEHOLDER, T3, Tokens, Toy, pq_reply, random_toy, 
 
 SEEDS = 200_000
 FEWER = 50_000  # for the second shape of one rule
-TOY = random_toy(21, vocab=3, support=2, memory=2)
+TOY = random_toy(24, vocab=3, support=2, memory=2)
 IDS = np.arange(3, dtype=np.uint32)
 WITHOUT = DraftKind.SAMPLED_WITHOUT_REPLACEMENT
 Cycle = Callable[[int, Tokens, int], Tokens]

@@ -255,6 +255,16 @@ def test_an_empty_context_is_refused(new_drafter: NewDrafter) -> None:
     assert isinstance(refused, InvalidArgument) and refused.field == "token_ids"
 
 
+def test_a_poisoned_cache_is_one_jobs_error_and_is_computed_afresh(new_drafter: NewDrafter) -> None:
+    drafter, sick, well = new_drafter(), DraftSession(), DraftSession()
+    context = random_ids(1, 20)
+    healthy = tokens(draft_one(drafter, job(context, 3, session=sick)))
+    drafter._sequences[sick].data.fill_(float("nan"))
+    refused, draft = draft_all(drafter, [job(context, 3, session=sick), job(context, 3, session=well)])
+    assert refused.reason == "NAN_LOGITS" and tokens(draft) == healthy
+    assert tokens(draft_one(drafter, job(context, 3, session=sick))) == healthy
+
+
 class TestDeadline:
     """Forwards of 10 ms, and of 1 ms more per row where a test says so; time moves in forwards only."""
 

@@ -33,7 +33,7 @@ async def cluster(
     target: Path, logs: Path, *, draft_layers: int | None = 2, environment: Mapping[str, str] | None = None, **spec: Any
 ) -> AsyncIterator[Cluster]:
     """Drafts by the target's first `draft_layers` layers (None: by all of them), and by n-grams."""
-    logs.mkdir(exist_ok=True)
+    await asyncio.to_thread(logs.mkdir, exist_ok=True)
     draft_model = DraftModel(str(target), draft_layers)
     async with Cluster(ClusterSpec(str(target), draft_model, **spec), logs, lambda line: None) as running:
         yield running

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ async def test_a_drafter_identical_to_the_target_is_always_right(tmp_path: Path)
     """100 % acceptance in the y-form, for every k; exact alpha at least .999 in the p/q form when top_k fits into M."""
     folder = tiny_folder(tmp_path / "model")
     common = {"token_ids": PROMPT, "max_tokens": 96, "drafter": "lm"}
-    y_form = [
+    y_form: list[dict[str, Any]] = [
         {**common, **sampling, "num_draft_tokens": k}
         for sampling, k in product(({"temperature": 0.0}, {"temperature": 1.0, "seed": 3}), (1, 2, 3, 5, 8))
     ]

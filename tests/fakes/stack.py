@@ -62,10 +62,11 @@ class Answer:
 
 @dataclass
 class Stack:
-    """address: of the coordinator."""
+    """address, server: the coordinator's."""
 
     client: Client
     address: str
+    server: GrpcServer
     servicer: GenerationServicer
     store: SessionStore
     telemetry: Telemetry
@@ -125,9 +126,9 @@ def _skipped(fields: Mapping[str, Any]) -> int:
 
 
 @asynccontextmanager
-async def serve_replica(replica: Scripted, port: int = 0) -> AsyncIterator[GrpcServer]:
+async def serve_replica(replica: Scripted, port: int = 0, host: str = "127.0.0.1") -> AsyncIterator[GrpcServer]:
     name, register = next(entry for kind, entry in REGISTER.items() if isinstance(replica, kind))
-    async with GrpcServer({name: partial(register, replica)}, host="127.0.0.1", port=port) as server:
+    async with GrpcServer({name: partial(register, replica)}, host=host, port=port) as server:
         await server.set_serving(True)
         yield server
 
@@ -205,7 +206,7 @@ async def _started(
     )
     where = f"127.0.0.1:{server.port}"
     client = await exits.enter_async_context(Client(where))
-    return Stack(client, where, servicer, store, telemetry, targets, drafters, codec, servers, exits)
+    return Stack(client, where, server, servicer, store, telemetry, targets, drafters, codec, servers, exits)
 
 
 async def until(condition: Callable[[], bool], timeout: float = 10.0) -> None:

@@ -56,7 +56,7 @@ every_params = st.builds(
     repetition_penalty=any_of(0.8, 1.0, 1.3),
     presence_penalty=any_of(-0.5, 0.0, 0.7),
     frequency_penalty=any_of(-0.3, 0.0, 0.7),
-    logit_bias=any_of((), ((3, -100.0), (4, 2.5)), ((0, -math.inf),)),
+    logit_bias=any_of((), ((3, -100.0), (4, 2.5), (4, 0.5)), ((0, -math.inf),)),
     min_tokens=any_of(0, 1, 3, 5),
     end_ids=any_of((), (2,), (2, 7), (1, 500)),
 )

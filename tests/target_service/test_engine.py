@@ -155,18 +155,25 @@ def test_bfloat16_diverges_only_at_near_ties(make_engine: MakeEngine, folders: d
 
 
 @pytest.mark.scenario("B22")
-def test_a_second_turn_computes_only_the_new_tokens(make_engine: MakeEngine) -> None:
+@pytest.mark.parametrize(
+    ("kept", "unknown"),
+    [
+        (12, 1),  # all of it: 5 of its tokens lie in the tree that was verified last, their bonus was never computed
+        (8, 0),  # cut inside that tree: the eighth token was EOS
+        (6, 0),
+    ],
+)
+def test_a_second_turn_computes_only_the_new_tokens(make_engine: MakeEngine, kept: int, unknown: int) -> None:
     """Turn 1 ends by EOS in the middle of an accepted block; turn 2 has the text up to it and a new user turn."""
+    truth = prompt(20) + generate(make_engine(), prompt(20), 30)
     engine = make_engine()
-    plain_run = generate(engine, prompt(20), 30, session_id="other")
-    truth = prompt(20) + plain_run
-    first = Turn(prompt(20), 8, guesses(truth, 5, 0, VOCAB), session_id="chat")
+    first = Turn(prompt(20), 12, guesses(truth, 5, 0, VOCAB), session_id="chat")
     run(engine, [first])
-    kept = first.context[: 20 + 6]  # the client saw 6 tokens, the sixth was EOS
-    second = Turn(kept + prompt(9, 5), 4, session_id="chat")
+    context = first.context[: 20 + kept] + prompt(9, 5)
+    second = Turn(context, 4, session_id="chat")
     run(engine, [second])
-    assert second.results[0].computed_tokens == 9
-    assert second.output == generate(make_engine(), kept + prompt(9, 5), 4)
+    assert second.results[0].computed_tokens == 9 + unknown
+    assert second.output == generate(make_engine(), context, 4)
 
 
 def test_a_new_stream_of_a_session_knows_no_tokens(make_engine: MakeEngine) -> None:

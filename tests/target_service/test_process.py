@@ -34,7 +34,7 @@ async def line_with(child: Process, pattern: str) -> re.Match[str]:
     """The first line of its log that matches."""
     assert child.stderr is not None
     seen = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         async for line in child.stderr:
             seen.append(line.decode())
             if match := re.search(pattern, seen[-1]):
@@ -92,7 +92,7 @@ async def test_a_real_replica_verifies_by_its_flags_and_drains_on_sigterm(
 
 async def test_what_only_loading_can_tell_ends_the_process_with_one_sentence(folders: dict[str, Path]) -> None:
     child = await start("--port", "0", "--model", str(folders["llama"]), "--max-context", "4096")
-    _, errors = await asyncio.wait_for(child.communicate(), 60)
+    _, errors = await asyncio.wait_for(child.communicate(), 100)
     assert child.returncode == 2
     last = errors.decode().splitlines()[-1]
     assert last == "target_service: max_context = 4096: the model has 160 positions"

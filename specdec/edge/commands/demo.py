@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -78,7 +79,8 @@ async def _show(console: Console, cluster: Cluster, pairs: int) -> None:
     async with Client(cluster.address) as client:
         await _stream_one(console, client)
         comparisons = await _measure(console, client, pairs)
-    console.print(comparison_table(comparisons, _title(cluster.spec)))
+    console.print(_setting(cluster.spec))
+    console.print(comparison_table(comparisons))
     _check(console, comparisons)
 
 
@@ -101,16 +103,19 @@ async def _stream_one(console: Console, client: Client) -> None:
 async def _measure(console: Console, client: Client, pairs: int) -> list[Comparison]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     comparisons = []
-    with Progress(*columns, console=console, transient=True) as progress:
+    # Drawn seldom: it shares its cores with what is measured.
+    with Progress(*columns, console=console, transient=True, refresh_per_second=2) as progress:
         task = progress.add_task("measuring, with and without speculation by turns", total=2 * pairs * len(WORKLOADS))
         for name, fields in WORKLOADS.items():
             comparisons.append(await compare(client, name, pairs, lambda: progress.advance(task), **fields))
     return comparisons
 
 
-def _title(spec: ClusterSpec) -> str:
-    draft = "n-gram" if spec.draft_model is None else f"draft model {spec.draft_model.folder}"
-    return f"{draft} drafts, {spec.dtype}; tokens/s of whole requests, prompt included, medians"
+def _setting(spec: ClusterSpec) -> str:
+    model = spec.draft_model
+    layers = f", first {model.num_layers} layers" if model is not None and model.num_layers is not None else ""
+    draft = "n-gram" if model is None else f"{Path(model.folder).name}{layers}:"
+    return f"{draft} drafts, {spec.dtype}. tokens/s: medians of whole requests, prompt included."
 
 
 def _check(console: Console, comparisons: Sequence[Comparison]) -> None:

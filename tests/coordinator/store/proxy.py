@@ -1,4 +1,4 @@
-"""A proxy on loopback in front of a Redis server: TLS for one that has none, and replies that get lost."""
+"""A proxy on loopback in front of a Redis server: TLS for one that has none, lost replies, a name that moves."""
 
 from __future__ import annotations
 
@@ -6,28 +6,25 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
 @dataclass
 class Proxy:
-    """lose: how many of the next replies to swallow, each together with its connection."""
+    """behind: the port that new connections go to. lose: how many of the next replies to swallow, each together with
+    its connection."""
 
     behind: int
     port: int = 0
     lose: int = 0
+    writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         behind_reader, behind_writer = await asyncio.open_connection("127.0.0.1", self.behind)
-        forth = asyncio.create_task(self._copy(reader, behind_writer))
-        try:
-            await self._copy(behind_reader, writer, replies=True)
-        finally:
-            forth.cancel()
-            await asyncio.gather(forth, return_exceptions=True)
-            for each in (writer, behind_writer):
-                each.close()
+        self.writers |= {writer, behind_writer}
+        await asyncio.gather(self._copy(reader, behind_writer), self._copy(behind_reader, writer, replies=True))
+        self.writers -= {writer, behind_writer}
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, replies: bool = False) -> None:
         try:
@@ -54,10 +51,8 @@ async def proxied(port: int, certificate: Path | None = None) -> AsyncIterator[P
         task = asyncio.current_task()
         assert task is not None
         running.add(task)
-        try:
-            await proxy.serve(reader, writer)
-        finally:
-            running.discard(task)
+        await proxy.serve(reader, writer)
+        running.discard(task)
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     proxy.port = server.sockets[0].getsockname()[1]
@@ -65,7 +60,7 @@ async def proxied(port: int, certificate: Path | None = None) -> AsyncIterator[P
         yield proxy
     finally:
         server.close()
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        for writer in proxy.writers:
+            writer.close()
+        await asyncio.gather(*running)
         await server.wait_closed()

@@ -59,6 +59,21 @@ def test_backoff_doubles_with_jitter_up_to_a_share_of_the_deadline() -> None:
     assert backoff(60, 8.0, 0.0) == 0.125 and backoff(60, 0.8, 0.0) == 0.05
 
 
+async def test_no_more_commands_run_than_there_are_connections() -> None:
+    running, most = 0, 0
+
+    async def count_in() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+
+    tested = link(count_in)
+    await asyncio.gather(*(tested.run(LOAD, ("k",), ()) for _ in range(20)))
+    assert most == 1
+
+
 async def test_a_transient_failure_is_tried_again() -> None:
     tested = link(fail, fail, answer)
     assert await tested.run(LOAD, ("k",), ()) == "answer" and tested.in_use == 0

@@ -65,7 +65,7 @@ async def test_an_absent_session_loads_as_none_and_cannot_be_taken(store: Sessio
 
 @pytest.mark.parametrize("odd", ["}", "{}", "{a}b", "a b\n*", "ü/%7D"])
 async def test_any_session_id_is_one_session(store: SessionStore, name: str, odd: str) -> None:
-    name += odd
+    name = odd + name + odd
     await store.create(record(name))
     await append(store, name, 1, 3, 4)
     assert (await stored(store, name)).session_id == name

@@ -28,6 +28,7 @@ from tests.coordinator.store.kinds import (
     record,
     same,
 )
+from tests.coordinator.store.proxy import proxied
 from tests.redis_server import ClusterGroup, RedisProcess, SentinelGroup, until
 
 EVERY_CALL: list[Callable[[SessionStore, str], Awaitable[Any]]] = [
@@ -210,21 +211,35 @@ async def test_a_demoted_master_is_tried_again_until_it_is_master(server: RedisP
         await call
 
 
+async def test_a_name_that_moves_to_the_new_master_is_followed(server: RedisProcess) -> None:
+    """Connections to the demoted master stay open and healthy: they have to be given up."""
+    with RedisProcess("--replicaof", "127.0.0.1", str(server.port)) as replica:
+        async with proxied(server.port) as proxy:
+            kind = RedisKind("redis", f"redis://127.0.0.1:{proxy.port}/0", lambda: [replica.admin])
+            async with opened(kind, deadline=3.0, options="max_connections=1") as store:
+                await store.create(record("s"))
+                until(lambda: replica.admin.exists("specdec:{s}:meta"), "the replication")
+                proxy.behind = replica.port
+                replica.admin.replicaof("no", "one")
+                server.admin.replicaof("127.0.0.1", str(replica.port))
+                await append(store, "s", 1, 3, 4)
+
+
 async def test_a_commit_can_wait_for_a_replica(sentinel_group: SentinelGroup) -> None:
     kind = RedisKind("sentinel", sentinel_group.url, lambda: [sentinel_group.master.admin])
-    name = f"wait-{uuid4()}"
-    options = "wait_replicas=1"
-    async with opened(kind, options=options) as store, opened(kind, deadline=0.2, options=options) as hasty:
+    name, options = f"wait-{uuid4()}", "wait_replicas=1"
+    async with opened(kind, options=options) as store, opened(kind, deadline=0.8, options=options) as hasty:
         await store.create(record(name))
         with sentinel_group.replica.paused():
-            with pytest.raises(Unavailable):
+            with pytest.raises(Unavailable) as caught:
                 await append(hasty, name, 1, 3, 4)
+            assert "0 of 1 replicas" in str(caught.value.__cause__)
             found = await hasty.load(name)
             assert found is not None and found.token_ids.tolist() == [1, 2, 3, 4], "the master has it"
         await append(store, name, 1, 3, 4)
         sentinel_group.master.admin.script_flush()
         await append(store, name, 1, 4, 5)
-        assert sentinel_group.replica.admin.get(f"specdec:{{{name}}}:tokens") is not None
+        assert sentinel_group.replica.admin.strlen(f"specdec:{{{name}}}:tokens") == 4 * 5
 
 
 async def test_a_server_that_may_evict_sessions_is_warned_of_once(
