@@ -43,7 +43,8 @@ class Cycle:
         return len(self.acceptance.nodes)
 
     def outcome(self) -> CycleOutcome:
-        """A prompt, a retry or a missing drafter measures nothing for the next cycle."""
+        """A prompt or a retry measures nothing for the next cycle. Waiting for a draft that did not come does: it is
+        what asking costs."""
         tree, timing = self.drafted.draft.tree, self.verified.timing
         usual = self.number > 1 and self.verified.attempts == 1
         verify = _compute_seconds(timing)
@@ -53,11 +54,12 @@ class Cycle:
             depth=int(tree.depths.max()),
             rows=tree.num_nodes,
             accepted=self.num_accepted,
-            draft_seconds=draft if usual and self.drafted.fallback is None else None,
+            draft_seconds=draft if usual else None,
             verify_seconds=verify if usual else None,
             draft_network=max(0.0, self.drafted.seconds - draft),
             verify_network=max(0.0, self.verified.seconds - verify),
             batch=max(1, timing.batch_size),
+            batch_rows=timing.batch_rows,
             alphas=self.alphas,
             drafter=self.drafter,
         )

@@ -71,16 +71,18 @@ class Refusal(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
 
 class Timing(_message.Message):
-    __slots__ = ("queue_us", "compute_us", "batch_size", "computed_tokens")
+    __slots__ = ("queue_us", "compute_us", "batch_size", "computed_tokens", "batch_rows")
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ROWS_FIELD_NUMBER: _ClassVar[int]
     queue_us: int
     compute_us: int
     batch_size: int
     computed_tokens: int
-    def __init__(self, queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., computed_tokens: _Optional[int] = ...) -> None: ...
+    batch_rows: int
+    def __init__(self, queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., batch_rows: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("queued", "running", "kv_free", "kv_total", "draining")

@@ -201,7 +201,7 @@ class Engine:
             job.logits.append(logits)
             job.eligible = self._step + 1
             if not job.rows_left:
-                finished.append((job, VerifyResult(self._law(job), job.computed_tokens, len(batch))))
+                finished.append((job, VerifyResult(self._law(job), job.computed_tokens, len(batch), sum(given))))
         self._report(_report([job for job, _ in finished], sum(given), len(batch), self._clock() - begun))
         return finished
 

@@ -166,6 +166,7 @@ def _timing(served: Served[VerifyResult]) -> Timing:
         compute_us=round(served.compute_seconds * 1e6),
         batch_size=served.result.batch_size,
         computed_tokens=served.result.computed_tokens,
+        batch_rows=served.result.batch_rows,
     )
 
 

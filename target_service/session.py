@@ -50,9 +50,10 @@ class VerifyJob:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """computed_tokens: context tokens computed for it; batch_size: jobs in the last forward that served
-    it."""
+    """computed_tokens: context tokens computed for it; batch_size, batch_rows: jobs and rows in the last forward that
+    served it."""
 
     result: Verification | StaleContext | Refusal
     computed_tokens: int = 0
     batch_size: int = 0
+    batch_rows: int = 0

@@ -1,6 +1,6 @@
 """Writes docs/scenarios.md, the table of faults that others shipped and the tests that hold us to better.
 
-    python -m tests.scenario_table"""
+python -m tests.scenario_table"""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ if field('nonce') ~= ARGV[3] then
   local epoch = math.max(field('epoch') + 1, now[1] * 1000000 + now[2])
   write('HSET', meta, 'epoch', string.format('%.0f', epoch), 'running', 1, 'nonce', ARGV[3])
 end
-refresh(true)
+refresh(field('running') == '1')
 return reply('OK', record())
 """)
 

@@ -194,11 +194,12 @@ def encode_timing(timing: Timing) -> common_pb2.Timing:
         compute_us=timing.compute_us,
         batch_size=timing.batch_size,
         computed_tokens=timing.computed_tokens,
+        batch_rows=timing.batch_rows,
     )
 
 
 def decode_timing(message: common_pb2.Timing) -> Timing:
-    return Timing(message.queue_us, message.compute_us, message.batch_size, message.computed_tokens)
+    return Timing(message.queue_us, message.compute_us, message.batch_size, message.computed_tokens, message.batch_rows)
 
 
 def encode_load(load: Load) -> common_pb2.Load:

@@ -151,8 +151,8 @@ async def error_boundary(context: Context, method: str) -> AsyncIterator[None]:
 
 
 def _answer(error: Exception, method: str) -> grpc.Status:
-    """A task group's ExceptionGroup counts as its first member, unless a bug is among them. gRPC's own errors are writes
-    to a peer that has gone, heard of before the cancellation: no bug of ours, and nobody is left to read the status."""
+    """A task group's ExceptionGroup counts as its first member, unless a bug is among them. gRPC's own errors are
+    writes to a peer that has gone, heard of before the cancellation: nobody is left to read the status."""
     leaves = [leaf for leaf in _leaves(error) if not isinstance(leaf, grpc.aio.BaseError)]
     bug = next((leaf for leaf in leaves if not isinstance(leaf, SpecdecError)), None)
     if bug is None and leaves:

@@ -47,13 +47,14 @@ class Refusal:
 @dataclass(frozen=True, slots=True)
 class Timing:
     """queue_us: arrival to the start of the first forward that served the message; compute_us: the forwards
-    that served it, whole; batch_size: messages in the last of those; computed_tokens: context tokens computed
-    for it."""
+    that served it, whole; batch_size, batch_rows: messages and token rows in the last of those, all sessions
+    together; computed_tokens: context tokens computed for it."""
 
     queue_us: int = 0
     compute_us: int = 0
     batch_size: int = 0
     computed_tokens: int = 0
+    batch_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ def test_random_laws_and_shapes(seed: int) -> None:
 
 
 @pytest.mark.parametrize("toy", [T3, T4, B2, C2, SPARSE_T3, PAIR_5], ids=str)
-def test_the_toy_laws_of_the_handbook(toy: Toy) -> None:
+def test_the_toy_laws_of_section_14(toy: Toy) -> None:
     for kind, shape in ((SAMPLED, CHAIN[2]), (SAMPLED, (0, 0)), (WITHOUT, (0, 0))):
         cycling = Cycling(token_rule, VerifyForm.PQ, kind, shape)
         assert_lawful(cycling.one_cycle(toy, (), 2), sequence_law(toy, (), 2))

@@ -43,7 +43,7 @@ def test_a_drafter_farther_away_than_the_target_is_slow_is_not_asked() -> None:
     assert best_k(0.8, 0.1, 0.0, 4.0, 20) == 0
 
 
-def test_the_sequential_schedule_of_the_handbook() -> None:
+def test_the_sequential_schedule_of_section_12() -> None:
     """alpha .8, c .15, rho = rho_d = .2: 1.72 tokens per target step at k = 6."""
     assert best_k(0.8, 0.15, 0.2, 0.2, 20) == 6
     assert speedup(0.8, 6, 0.15, 0.2, 0.2) / 1.2 == pytest.approx(1.72, abs=0.005)

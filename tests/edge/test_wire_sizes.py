@@ -12,7 +12,7 @@ from specdec.edge.verify_codec import encode_verify_reply, encode_verify_request
 
 K, M = 8, 32
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-TIMING = Timing(2_000_000, 2_000_000, 64, 130_000)
+TIMING = Timing(2_000_000, 2_000_000, 64, 130_000, 4096)
 LOAD = Load(1_000, 1_000, 4_000_000, 4_000_000, True)
 BUDGET_US = 10_000_000
 

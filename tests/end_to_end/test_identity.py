@@ -31,8 +31,7 @@ async def test_greedy_and_seeded_output_depend_on_no_draft(tmp_path: Path, famil
         {**common, "temperature": 1.0, "seed": 7, "num_draft_tokens": 0},
     ]
     drafted = [
-        {**request, "num_draft_tokens": k, "drafter": drafter}
-        for request, drafter, k in product(plain, DRAFTERS, KS)
+        {**request, "num_draft_tokens": k, "drafter": drafter} for request, drafter, k in product(plain, DRAFTERS, KS)
     ]
     async with cluster(folder, tmp_path / "logs") as running, Client(running.address) as client:
         (greedy, _), (seeded, _) = await all_generated(client, plain)

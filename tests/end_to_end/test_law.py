@@ -26,9 +26,7 @@ def exact_pairs(folder: Path) -> np.ndarray:
     first = reference_law(transformers_logits(folder, [PROMPT])[0].numpy(), PROMPT, start, PARAMS)
     contexts = [[*PROMPT, v] for v in range(VOCAB)]
     logits = transformers_logits(folder, contexts).numpy()
-    return np.array(
-        [first[v] * reference_law(logits[v], contexts[v], start, PARAMS) for v in range(VOCAB)]
-    )
+    return np.array([first[v] * reference_law(logits[v], contexts[v], start, PARAMS) for v in range(VOCAB)])
 
 
 def p_value(counts: Counter[tuple[int, int]], law: np.ndarray) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,9 @@ class Proxy:
         behind_reader, behind_writer = await asyncio.open_connection("127.0.0.1", self.behind)
         self.writers |= {writer, behind_writer}
         await asyncio.gather(self._copy(reader, behind_writer), self._copy(behind_reader, writer, replies=True))
+        for each in (writer, behind_writer):
+            with suppress(OSError):
+                await each.wait_closed()
         self.writers -= {writer, behind_writer}
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, replies: bool = False) -> None:
@@ -60,6 +63,8 @@ async def proxied(port: int, certificate: Path | None = None) -> AsyncIterator[P
         yield proxy
     finally:
         server.close()
+        if running:
+            await asyncio.wait(running, timeout=2.0)  # the clients have closed: let their goodbyes arrive
         for writer in proxy.writers:
             writer.close()
         await asyncio.gather(*running)

@@ -40,6 +40,11 @@ async def test_largest_ids_and_empty_contexts_survive(store: SessionStore, name:
     assert (await stored(store, name)).token_ids.tolist() == [0, 2**32 - 2, 10, 13]
 
 
+async def test_a_store_that_serves_answers_a_ping(store: SessionStore) -> None:
+    await store.ping()
+    await store.ping()
+
+
 async def test_a_session_is_created_once(store: SessionStore, name: str) -> None:
     await store.create(record(name))
     with pytest.raises(FailedPrecondition, match="exists already") as caught:

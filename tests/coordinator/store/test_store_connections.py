@@ -164,3 +164,18 @@ async def test_calls_whose_reply_is_lost_are_repeated_and_count_once(server: Red
                 found = await stored(store, name)
                 assert (found.token_ids.tolist(), found.finish) == ([1, 2, 3, 4, 5, 6], "stop")
                 assert found.epoch == epochs[-1] and epochs == sorted(set(epochs))
+
+
+async def test_a_take_that_arrives_twice_long_apart_revives_no_lease(
+    server_kind: RedisKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt that was given up on may arrive after its repetition was served, and the owner has gone."""
+    async with opened(server_kind) as store:
+        await store.create(record("s", running=False))
+        with monkeypatch.context() as patch:
+            patch.setattr("coordinator.store.redis.token_hex", lambda size: "the same attempt")
+            first = await store.take("s", resume=False)
+            await store.release("s", first.epoch)
+            assert (await store.take("s", resume=False)).epoch == first.epoch
+        assert not (await stored(store, "s")).running
+        assert (await store.take("s", resume=False)).epoch > first.epoch

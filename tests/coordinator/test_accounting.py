@@ -1,0 +1,206 @@
+"""Counted once, in vLLM's meanings, and the same in the reply's statistics and on a live scrape."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec.core.planner import START
+from tests.fakes.scripted import Scripted
+from tests.fakes.stack import Answer, Stack, scripted_drafter, scripted_target, stack, until
+from tests.fakes.tables import FIRST_LETTER, MARKOV_5, MARKOV_5_DRAFT, counter, letters_folder
+
+SIZE = 80
+COUNTER = counter(SIZE)
+Propose = Callable[[Sequence[int], int], list[int]]
+
+
+def oracle(context: Sequence[int], k: int) -> list[int]:
+    return [(context[-1] + 1 + i) % SIZE for i in range(k)]
+
+
+def half(context: Sequence[int], k: int) -> list[int]:
+    """Right for two tokens, then wrong."""
+    return [*oracle(context, k)[:2], *([0] * (k - 2))][:k]
+
+
+def liar(context: Sequence[int], k: int) -> list[int]:
+    return [(i + 1) % SIZE for i in oracle(context, k)]
+
+
+@asynccontextmanager
+async def counting(tmp_path: Path, propose: Any = oracle, **settings: Any) -> AsyncIterator[tuple[Stack, Scripted]]:
+    folder = letters_folder(tmp_path / "m", SIZE)
+    drafter = scripted_drafter(COUNTER, folder, propose=propose)
+    async with stack(folder, [scripted_target(COUNTER, folder)], [drafter], **settings) as s:
+        yield s, drafter
+
+
+TOTALS = {
+    "drafts": "specdec_num_drafts_total",
+    "draft_tokens": "specdec_num_draft_tokens_total",
+    "accepted_tokens": "specdec_num_accepted_tokens_total",
+    "cycles": "specdec_cycles_total",
+    "cut_tokens": "specdec_cut_tokens_total",
+}
+
+
+def scrape_says_the_same(s: Stack, answers: Sequence[Answer]) -> None:
+    for field, name in TOTALS.items():
+        assert s.metric(name) == sum(getattr(answer.stats, field) for answer in answers), field
+    delivered = sum(len(answer.ids) for answer in answers)
+    assert s.metric("specdec_num_emitted_tokens_total") == delivered
+    accepted, cycles, cut = (s.metric(TOTALS[n]) for n in ("accepted_tokens", "cycles", "cut_tokens"))
+    assert delivered == accepted + cycles - cut
+    for position in range(8):
+        there = [answer.stats.accepted_per_position for answer in answers]
+        counted = sum(row[position] for row in there if len(row) > position)
+        assert s.metric("specdec_num_accepted_tokens_per_pos_total", position=str(position)) == counted
+    assert s.metric("specdec_metric_failures_total") == 0
+
+
+@pytest.mark.scenario("B112", "B116")
+async def test_rates_are_what_a_hand_count_gives(tmp_path: Path) -> None:
+    """B112, B116: right, half right and wrong drafters in turn; counters add up and the bonus is no acceptance."""
+    chosen: list[Propose] = []
+    async with counting(tmp_path, propose=lambda context, k: chosen[-1](context, k)) as (s, _):
+        answers: list[Answer] = []
+        by_hand = {oracle: (50, 10, 40, 40), half: (30, 10, 38, 20), liar: (10, 10, 30, 0)}
+        for propose, (tokens, cycles, drafted, accepted) in by_hand.items():
+            chosen.append(propose)
+            answers.append(await s.generate(token_ids=[1], max_tokens=tokens, temperature=0.0, num_draft_tokens=4))
+            stats = answers[-1].stats
+            assert (stats.cycles, stats.draft_tokens, stats.accepted_tokens) == (cycles, drafted, accepted)
+            scrape_says_the_same(s, answers)
+        assert s.metric("specdec_num_accepted_tokens_per_pos_total", position="2") == 10
+        assert list(answers[1].stats.accepted_per_position) == [10, 10]
+
+
+@pytest.mark.scenario("B115")
+@pytest.mark.parametrize(("stop", "max_tokens", "delivered", "cut"), [(3, 30, 2, 4), (None, 3, 3, 0)])
+async def test_tokens_cut_behind_the_end_have_their_own_counter(
+    tmp_path: Path, stop: int | None, max_tokens: int, delivered: int, cut: int
+) -> None:
+    """B115: a stop at offset 1 of a block of six; a limit at offset 2, which cuts the draft and not the block."""
+    async with counting(tmp_path) as (s, _):
+        answer = await s.generate(
+            token_ids=[1],
+            max_tokens=max_tokens,
+            temperature=0.0,
+            num_draft_tokens=5,
+            stop=[] if stop is None else [chr(FIRST_LETTER + stop)],
+        )
+        scrape_says_the_same(s, [answer])
+        assert s.metric("specdec_prompt_tokens_total") == 1
+    assert answer.complete is not None
+    assert (len(answer.ids), answer.stats.cut_tokens) == (delivered, cut)
+    assert answer.complete.usage.completion_tokens == delivered
+
+
+@pytest.mark.scenario("B113")
+async def test_counters_never_fall_whatever_becomes_of_requests(tmp_path: Path) -> None:
+    """B113: 120 requests that are rejected in part, cancelled, refused; no metric call fails."""
+    chance = random.Random(2)
+    folder = letters_folder(tmp_path / "m", 5)
+    drafter = scripted_drafter(MARKOV_5_DRAFT, folder)
+    async with stack(folder, [scripted_target(MARKOV_5, folder)], [drafter], max_streams=16) as s:
+
+        async def one() -> None:
+            fields: dict[str, Any] = {"token_ids": [1], "max_tokens": chance.randrange(1, 30), "top_p": 0.9}
+            async with aclosing(s.client.generate(**fields, num_draft_tokens=chance.randrange(5))) as events:
+                async for _ in events:
+                    if chance.random() < 0.05:
+                        return
+
+        await asyncio.gather(*(one() for _ in range(120)), return_exceptions=True)
+        await until(lambda: s.active == 0)
+        assert s.metric("specdec_metric_failures_total") == 0
+        outcomes = {o: s.metric("specdec_requests_total", outcome=o) for o in ("ok", "cancelled")}
+        assert min(outcomes.values()) > 0
+        assert s.metric("specdec_num_accepted_tokens_total") <= s.metric("specdec_num_draft_tokens_total")
+
+
+@pytest.mark.scenario("B113")
+async def test_a_metrics_backend_that_fails_costs_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B113: the failure is counted, the answer is whole."""
+
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("the backend is away")
+
+    async with counting(tmp_path) as (s, _):
+        monkeypatch.setattr(s.servicer._wiring.metrics.cycles._inner, "add", broken)
+        answer = await s.generate(token_ids=[1], max_tokens=20, temperature=0.0, num_draft_tokens=4)
+        assert len(answer.ids) == 20
+        assert s.metric("specdec_metric_failures_total") == answer.stats.cycles
+
+
+OPTIONS: dict[str, Any] = {
+    "support": 3,
+    "max_draft_tokens": 9,
+    "num_draft_tokens": 2,
+    "max_context": 100,
+    "max_streams": 7,
+    "verify_timeout": 31.0,
+    "draft_timeout": 9.0,
+    "failover_timeout": 8.0,
+    "request_timeout": 77.0,
+    "session_lease": 6.0,
+    "session_ttl": 70.0,
+    "store_deadline": 1.5,
+    "drain_grace": 3.0,
+}
+
+
+@pytest.mark.scenario("B124")
+async def test_every_option_given_is_the_one_in_effect(tmp_path: Path) -> None:
+    """B124: read back from the running coordinator, and seen where they matter: in the drafter's messages."""
+    folder = letters_folder(tmp_path / "m", 5)
+    drafter = scripted_drafter(MARKOV_5_DRAFT, folder, info_overrides={"drafters": ("lm", "other")})
+    async with stack(folder, [scripted_target(MARKOV_5, folder)], [drafter], **OPTIONS) as s:
+        info = await s.client.info()
+        answer = await s.generate(token_ids=[1], drafter="other", top_k=3, temperature=0.7)
+        own = await s.generate(token_ids=[1], num_draft_tokens=1, max_tokens=20)
+    for name, value in OPTIONS.items():
+        assert float(info.config[name]) == value, name
+    assert info.max_context == 100
+    assert list(info.drafters) == ["lm", "other", "ngram"]
+    assert len(answer.ids) == 99
+    asked = drafter.sent(answer.started.session_id)
+    assert {request.num_draft_tokens for request in asked[:-1]} == {2}
+    assert {request.support for request in asked} == {3}
+    assert asked[0].open.drafter == "other"
+    assert (asked[0].open.params.top_k, asked[0].open.params.temperature) == (3, 0.7)
+    assert answer.started.drafter == "other"
+    assert {request.num_draft_tokens for request in drafter.sent(own.started.session_id)} == {1}
+    assert answer.stats.drafts > 0
+
+
+@pytest.mark.scenario("B125")
+async def test_what_one_request_taught_the_planner_stays_with_it(tmp_path: Path) -> None:
+    """B125: a liar makes the first request give up drafting; the second begins as if it had never been."""
+    chosen: list[Propose] = [liar]
+    async with counting(tmp_path, propose=lambda context, k: chosen[-1](context, k)) as (s, drafter):
+        first = await s.generate(token_ids=[1], max_tokens=60, temperature=0.0)
+        chosen.append(oracle)
+        second = await s.generate(token_ids=[1], max_tokens=60, temperature=0.0)
+    assert first.ids == second.ids == oracle([1], 60)
+    k_first, k_second = (
+        [request.num_draft_tokens for request in drafter.sent(answer.started.session_id)] for answer in (first, second)
+    )
+    assert k_first[0] == k_second[0] == START
+    assert len(k_first) < first.stats.cycles - 10, "most of its cycles were plain"
+    assert second.stats.accepted_tokens > 30
+
+
+@pytest.mark.scenario("B129")
+async def test_a_request_for_one_token_asks_no_drafter(tmp_path: Path) -> None:
+    """B129: drafting cannot help there."""
+    async with counting(tmp_path) as (s, drafter):
+        await asyncio.gather(*(s.generate(token_ids=[1], max_tokens=1, temperature=0.0) for _ in range(50)))
+    assert not drafter.requests
