@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 import redis
+import trustme
 
 from tests.coordinator.store.kinds import Kind, MemoryKind, RedisKind
 from tests.coordinator.store.proxy import proxied
@@ -51,12 +51,11 @@ def server_kind(server: RedisProcess) -> RedisKind:
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A self-signed key and certificate for 127.0.0.1, in one PEM file. Needs the openssl command."""
+    """A key and a certificate for 127.0.0.1 in one PEM file, and beside it (.crt) the authority that signed it."""
     path = tmp_path_factory.mktemp("tls") / "server.pem"
-    wanted = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    command = ["openssl", *wanted.split(), "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run([*command, "-keyout", path, "-out", path.with_suffix(".crt")], check=True, capture_output=True)
-    path.write_text(path.read_text() + path.with_suffix(".crt").read_text())
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(path))
+    authority.cert_pem.write_to_path(str(path.with_suffix(".crt")))
     return path
 
 
