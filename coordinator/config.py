@@ -46,7 +46,7 @@ class CoordinatorConfig:
         default=10.0, metadata={"help": "seconds to wait for a verifier when none is ready", "ge": 0.0}
     )
     request_timeout: float = field(
-        default=3600.0, metadata={"help": "seconds for a request whose caller set no deadline", "ge": 0.1}
+        default=3600.0, metadata={"help": "seconds a request may take, whatever deadline its caller set", "ge": 0.1}
     )
     drain_grace: float = field(
         default=20.0, metadata={"help": "seconds for running generations after SIGTERM", "ge": 0.0}

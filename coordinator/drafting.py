@@ -22,7 +22,9 @@ from specdec.edge.messages import DraftReply, DraftRequest, OpenSession, Refusal
 
 NO_TIMING = Timing()
 LATE_IN_A_ROW = 3  # late replies after which a drafter is set aside; from then on one is enough, until a draft comes
-GRACE, PATIENCE = 0.02, 4.0  # seconds, and times its usual time, that a drafter is waited for
+# Seconds, and times its usual time, that a drafter is waited for. On a busy machine a process may well not run for some
+# tens of milliseconds: a drafter that is only that late is worth more than its absence.
+GRACE, PATIENCE = 0.1, 4.0
 OWN = "ngram"  # the drafter that the coordinator is itself
 WASTING = ("late", "bad_draft")
 

@@ -63,6 +63,7 @@ class Generation:
         self._max_k = max_k
         self._heartbeat = heartbeat
         self._planner = Planner()
+        self._ended = False
         self._outbox: asyncio.Queue[Cycle | None] = asyncio.Queue(maxsize=1)
         self._clock = asyncio.get_running_loop().time
         self._cycle_end = self._clock()
@@ -155,6 +156,7 @@ class Generation:
             start = self._clock()
             with self._telemetry.span(names.SPAN_COMMIT, parent=cycle.traceparent):
                 await self._commit(cycle)
+            self._ended = cycle.emission.finish is not None
             now = self._clock()
             self.stats.commit_seconds += now - start
             self._metrics.phase_seconds.record(now - start, phase="commit")
@@ -182,9 +184,12 @@ class Generation:
             )
 
     async def _keep(self) -> None:
-        """Signs of life while a long prefill or a slow reader keeps commits away."""
+        """Signs of life while a long prefill or a slow reader keeps commits away. None after the last commit: a next
+        turn may have begun before the end of this one was read."""
         while True:
             await asyncio.sleep(self._heartbeat)
+            if self._ended:
+                return
             try:
                 await self._store.heartbeat(self._record.session_id, self._record.epoch)
             except StoreBehind:

@@ -41,7 +41,8 @@ class DraftModel:
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
     """target: a model folder, as `python -m specdec.lm.prepare` prints it. draft_model None: n-gram drafts
-    only. port, metrics_port: of the coordinator, 0: any free one. device None: the services' own choice."""
+    only. port, metrics_port: of the coordinator, 0: any free one. device None: the services' own choice. threads: of
+    each model on CPU, None: one per core that its process may use."""
 
     target: str
     draft_model: DraftModel | None = None
@@ -50,6 +51,7 @@ class ClusterSpec:
     store: str = "memory://"
     dtype: str = "float32"
     device: str | None = None
+    threads: int | None = None
     port: int = 0
     metrics_port: int = 0
 
@@ -193,7 +195,7 @@ def _members(spec: ClusterSpec, log_folder: Path) -> tuple[list[Member], Member]
             cores=cores,
             # By the environment and not by a flag: everyone may read another's flags, and a URL may hold a
             # password.
-            environment={**openmp_environment(len(cores)), "SESSION_STORE_URL": spec.store},
+            environment={**openmp_environment(spec.threads or len(cores)), "SESSION_STORE_URL": spec.store},
         )
         return Member(process, f"{HOST}:{port}", f"http://{HOST}:{metrics_port}/metrics")
 
@@ -221,7 +223,7 @@ def _members(spec: ClusterSpec, log_folder: Path) -> tuple[list[Member], Member]
 
 
 def _target_arguments(spec: ClusterSpec, cores: Cores) -> list[str]:
-    return ["--model", spec.target, "--dtype", spec.dtype, "--threads", str(len(cores)), *_device(spec)]
+    return ["--model", spec.target, "--dtype", spec.dtype, "--threads", str(spec.threads or len(cores)), *_device(spec)]
 
 
 def _draft_arguments(spec: ClusterSpec, cores: Cores) -> list[str]:
@@ -231,7 +233,7 @@ def _draft_arguments(spec: ClusterSpec, cores: Cores) -> list[str]:
     return [
         *("--drafters", "lm,ngram", "--model", spec.draft_model.folder),
         *(("--num-layers", str(layers)) if layers is not None else ()),
-        *("--dtype", spec.dtype, "--threads", str(len(cores)), *_device(spec)),
+        *("--dtype", spec.dtype, "--threads", str(spec.threads or len(cores)), *_device(spec)),
     ]
 
 

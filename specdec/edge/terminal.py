@@ -54,7 +54,6 @@ def statistics(complete: Complete) -> Table:
     """What `--stats` shows of one generation."""
     stats, usage = complete.draft_stats, complete.usage
     cycles = max(stats.cycles, 1)
-    # The first cycle's tokens come at once, with the prompt: they take no part in the decoding time.
     rows = [
         ("prompt / output tokens", f"{usage.prompt_tokens} / {usage.completion_tokens}"),
         ("time to first token", f"{stats.time_to_first_token:.3f} s"),

@@ -103,6 +103,31 @@ async def test_tokens_cut_behind_the_end_have_their_own_counter(
     assert answer.complete.usage.completion_tokens == delivered
 
 
+async def test_times_bytes_and_requests_are_measured_once_per_request(tmp_path: Path) -> None:
+    received = 0
+
+    def weigh(message: Any) -> Any:
+        nonlocal received
+        received += message.ByteSize()
+        return message
+
+    async with counting(tmp_path) as (s, drafter):
+        (target,) = (replica for replica in s.servers if replica is not drafter)
+        target.wire = drafter.wire = weigh
+        answer = await s.generate(token_ids=[1], max_tokens=20, temperature=0.0, num_draft_tokens=4)
+        for name in ("time_to_first_token", "time_per_output_token", "request_duration"):
+            assert s.metric(f"gen_ai_server_{name}_seconds_count") == 1, name
+        phases = {p: s.metric("specdec_phase_seconds_count", phase=p) for p in ("draft", "verify", "accept", "commit")}
+        assert set(phases.values()) == {answer.stats.cycles}
+        assert s.metric("specdec_cycle_seconds_count") == answer.stats.cycles
+    assert answer.stats.bytes_received == received
+    assert answer.stats.bytes_sent > 0
+    assert answer.stats.time_to_first_token > 0
+    assert answer.stats.decode_seconds > 0
+    assert answer.complete is not None
+    assert answer.complete.usage.cached_tokens == 0
+
+
 @pytest.mark.scenario("B113")
 async def test_counters_never_fall_whatever_becomes_of_requests(tmp_path: Path) -> None:
     """B113: 120 requests that are rejected in part, cancelled, refused; no metric call fails."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from coordinator.generation import Generation
+from coordinator.responses import Writer
 from protos.generation_pb2 import Chunk, Started
 from specdec.core.errors import SpecdecError, Unavailable
 from specdec.core.sampling import SamplingParams
@@ -190,3 +191,27 @@ async def test_a_long_verification_keeps_its_session_alive(tmp_path: Path) -> No
             await running
         assert error.value.reason == "SUPERSEDED"
         await until(lambda: s.active == 0 and not target.streams)
+
+
+async def test_a_turn_that_ended_is_not_undone_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client reads the last chunk late, and meanwhile another connection has begun the next turn."""
+    unread, take_it = asyncio.Event(), asyncio.Event()
+    real = Writer.write
+
+    async def write(self: Writer, event: Any) -> None:
+        if isinstance(event, Chunk) and event.offset + len(event.tokens) == 10:
+            unread.set()
+            await take_it.wait()
+        await real(self, event)
+
+    store = GatedStore(lease=0.3)
+    async with serving(tmp_path, store, session_lease=0.3) as (s, target, _):
+        monkeypatch.setattr(Writer, "write", write)
+        first = asyncio.create_task(s.generate(**SEEDED, max_tokens=10))
+        await unread.wait()
+        session = target.requests[0][0]
+        second = await s.generate(session_id=session, token_ids=[2], seed=4, max_tokens=200)
+        assert len(second.ids) == 200
+        await until(lambda: not any(task.get_name() == "keep" for task in asyncio.all_tasks()))
+        take_it.set()
+        assert (await first).ids == reference_tokens(MARKOV_5.logits, [1], SamplingParams(), 3, 10)

@@ -67,13 +67,13 @@ async def test_a_verification_that_cannot_be_is_refused_and_asked_for_again(
     targets = [scripted_target(MARKOV_5, folder, replica_id=str(i), script=script) for i in range(2)]
     async with stack(folder, targets, [scripted_drafter(MARKOV_5_DRAFT, folder)]) as s:
         answers = await asyncio.gather(
-            *(s.generate(token_ids=[1], max_tokens=60, num_draft_tokens=3, verification="rejection") for _ in range(3))
+            *(s.generate(token_ids=[1], max_tokens=30, num_draft_tokens=3, verification="rejection") for _ in range(3))
         )
         assert s.metric("specdec_quarantines_total", role="target", reason="REPLICA_FAULT") == 1
         assert s.metric("specdec_reopens_total", role="target") == 1
     assert "set aside" in caplog.text
     for answer in answers:
-        assert len(answer.ids) == 60
+        assert len(answer.ids) == 30
         assert all(0 <= i < 5 for i in answer.ids)
     assert lied_to[0] in {answer.started.session_id for answer in answers}
 

@@ -43,10 +43,10 @@ def pool_of_two(folder: Path, **fields: Any) -> list[ScriptedTarget]:
     return [scripted_target(MARKOV_5, folder, replica_id=str(i), **fields) for i in range(2)]
 
 
-@pytest.mark.scenario("B95")
+@pytest.mark.scenario("B95", "B99")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_a_session_moves_to_another_verifier_when_its_own_dies(tmp_path: Path, temperature: float) -> None:
-    """B95: the other one first gets the whole context from offset 0, then goes on from there."""
+    """B95, B99: the other one gets the whole context from offset 0, then goes on from there; chunks have no gap."""
     folder = letters_folder(tmp_path / "m", 5)
     killed: asyncio.Future[ScriptedTarget] = asyncio.get_running_loop().create_future()
 

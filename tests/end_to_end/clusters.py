@@ -32,10 +32,12 @@ def tiny_folder(folder: Path, family: str = "llama", **config: Any) -> Path:
 async def cluster(
     target: Path, logs: Path, *, draft_layers: int | None = 2, environment: Mapping[str, str] | None = None, **spec: Any
 ) -> AsyncIterator[Cluster]:
-    """Drafts by the target's first `draft_layers` layers (None: by all of them), and by n-grams."""
+    """Drafts by the target's first `draft_layers` layers (None: by all of them), and by n-grams. One thread a model:
+    for models this small, more threads only wait for one another."""
     await asyncio.to_thread(logs.mkdir, exist_ok=True)
     draft_model = DraftModel(str(target), draft_layers)
-    async with Cluster(ClusterSpec(str(target), draft_model, **spec), logs, lambda line: None) as running:
+    whole = ClusterSpec(str(target), draft_model, threads=1, **spec)
+    async with Cluster(whole, logs, lambda line: None) as running:
         yield running
 
 

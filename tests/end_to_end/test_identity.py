@@ -14,7 +14,7 @@ from tests.end_to_end.clusters import PROMPT, all_generated, cluster, tiny_folde
 TOKENS = 256
 DRAFTERS = ("lm", "ngram")
 KS = (1, 4, 8)
-LOAD = {"late"}  # the one fallback that a busy machine brings about by itself
+LOAD = {"late", "no_drafter"}  # the fallbacks that a busy machine brings about by itself
 
 
 @pytest.mark.scenario("B18")

@@ -101,7 +101,8 @@ class Answer:
         if not self._held:
             self._newline()
         if self._stats:
-            self._about.print(legend())
+            if sys.stdout.isatty():
+                self._about.print(legend())
             for _, complete in sorted(self._complete.items()):
                 self._about.print(statistics(complete))
             self._about.print(f"[dim]session {self.session_id}[/]")

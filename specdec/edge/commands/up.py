@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--device", help="cpu, cuda, cuda:1; unset: the services' own default")
+    parser.add_argument("--threads", type=int, help="of each model on CPU; unset: one per core that it may use")
     parser.add_argument("--port", type=int, default=50050, help="coordinator's gRPC port; 0: any free one")
     parser.add_argument("--metrics-port", type=int, default=0, help="coordinator's /metrics port; 0: any free one")
     parser.add_argument(
@@ -71,6 +72,8 @@ async def cluster_spec(arguments: argparse.Namespace) -> ClusterSpec:
         if not 1 <= getattr(arguments, name) <= 64:
             remedy = "must be from 1 to 64" + ("; --draft none for no drafts" if name == "drafters" else "")
             raise ConfigError(name, getattr(arguments, name), remedy)
+    if arguments.threads is not None and arguments.threads < 1:
+        raise ConfigError("threads", arguments.threads, "must be at least 1")
     target = await model_folder(arguments.target)
     return ClusterSpec(
         target=target,
@@ -80,6 +83,7 @@ async def cluster_spec(arguments: argparse.Namespace) -> ClusterSpec:
         store=arguments.store,
         dtype=arguments.dtype,
         device=arguments.device,
+        threads=arguments.threads,
         port=arguments.port,
         metrics_port=arguments.metrics_port,
     )
