@@ -39,7 +39,7 @@ def server_options(max_message_bytes: int, max_connection_age: float | None) -> 
     """max_connection_age in seconds: for a port that many clients find by one DNS name, else None."""
     options = [
         *common_options(max_message_bytes),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         # Two servers on one port would share its traffic in silence.
         ("grpc.so_reuseport", 0),
     ]

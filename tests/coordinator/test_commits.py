@@ -199,7 +199,7 @@ async def test_a_turn_that_ended_is_not_undone_by_the_next_one(tmp_path: Path, m
     real = Writer.write
 
     async def write(self: Writer, event: Any) -> None:
-        if isinstance(event, Chunk) and event.offset + len(event.tokens) == 10:
+        if isinstance(event, Chunk) and event.offset + len(event.tokens) == 10 and not unread.is_set():
             unread.set()
             await take_it.wait()
         await real(self, event)

@@ -42,7 +42,7 @@ from tests.reference import Law
 
 TREE = (0, 0, 1, 1, 2)  # two children; two under the first, one under the second
 ALPHA_PAIR_5 = sum(min(p, q) for p, q in zip(PAIR_5_P, PAIR_5_Q, strict=True))
-TOKENS = 1000
+TOKENS = 800
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +171,7 @@ async def test_the_acceptance_rate_is_the_overlap_of_the_laws(
     second rule shows."""
     monkeypatch.setitem(RULES, "rejection", rule)
     async with pair(tmp_path, PAIR_5, PAIR_5_DRAFT) as s:
-        answers = await outputs(s, 2 if rule is token_rule else 4, num_draft_tokens=1)
+        answers = await outputs(s, 2 if rule is token_rule else 5, num_draft_tokens=1)
         counted = s.metric("specdec_num_accepted_tokens_total") / s.metric("specdec_num_draft_tokens_total")
     accepted, drafted = (sum(getattr(a.stats, n) for a in answers) for n in ("accepted_tokens", "draft_tokens"))
     assert counted == pytest.approx(accepted / drafted)
@@ -200,7 +200,7 @@ async def test_what_replaces_a_rejected_token_follows_the_row_that_rejected_it(t
     p, q = np.array(MARKOV_ROWS), np.array(MARKOV_ROWS)[:, ::-1]
     residual = np.maximum(p - q, 0)
     residual /= residual.sum(axis=1, keepdims=True)
-    assert counts.sum() > 60
+    assert counts.sum() > 50
     assert p_value(counts, residual.tolist()) > SUSPICIOUS
     assert p_value(counts, MARKOV_ROWS) < SUSPICIOUS, "the test cannot tell a residual from the plain law"
     assert transitions_p(answers, MARKOV_ROWS) > SUSPICIOUS

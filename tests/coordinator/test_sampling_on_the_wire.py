@@ -68,7 +68,7 @@ async def test_filters_hold_for_verified_tokens_too(
     folder = letters_folder(tmp_path / "m", 5)
     drafter = kind(MARKOV_5_DRAFT, TextCodec.load(str(folder)).tokenizer_hash, "draft")
     async with stack(folder, [scripted_target(MARKOV_5, folder)], [drafter]) as s:
-        answer = await s.generate(token_ids=[1], max_tokens=500, num_draft_tokens=2, **fields)
+        answer = await s.generate(token_ids=[1], max_tokens=400, num_draft_tokens=2, **fields)
     assert answer.stats.accepted_tokens > 50
     counts = transition_counts([answer.ids], [1], 5)
     assert p_value(counts, rows(MARKOV_5, params)) > SUSPICIOUS
@@ -117,7 +117,7 @@ async def test_every_token_of_a_seeded_request_has_its_own_noise(tmp_path: Path,
     folder = letters_folder(tmp_path / "m", 5)
     uniform = constant([0.2] * 5)
     async with stack(folder, [scripted_target(uniform, folder)], [scripted_drafter(PAIR_5_DRAFT, folder)]) as s:
-        answer = await s.generate(token_ids=[1], max_tokens=1000, seed=1, num_draft_tokens=k, verification=verification)
+        answer = await s.generate(token_ids=[1], max_tokens=700, seed=1, num_draft_tokens=k, verification=verification)
     assert token_p_value(answer.ids, [0.2] * 5) > SUSPICIOUS
     assert p_value(transition_counts([answer.ids], [1], 5), [[0.2] * 5] * 5) > SUSPICIOUS
 
@@ -170,7 +170,7 @@ async def test_neighbours_come_and_go_and_drafts_stay_with_their_requests(tmp_pa
 
         done = asyncio.Event()
         tasks.create_task(passer_by())
-        requests = (s.generate(token_ids=[i], max_tokens=600, num_draft_tokens=2) for i in (0, 1))
+        requests = (s.generate(token_ids=[i], max_tokens=500, num_draft_tokens=2) for i in (0, 1))
         a, b = await asyncio.gather(*requests)
         done.set()
         for task in list(passers_by):
