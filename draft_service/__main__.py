@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -17,6 +18,7 @@ from draft_service.lane import Lane
 from draft_service.service import DraftService
 from protos import draft_pb2_grpc
 from specdec.core.errors import ConfigError
+from specdec.edge.batcher import compute_thread
 from specdec.edge.config import exit_with, load_config
 from specdec.edge.logging import configure_logging
 from specdec.edge.server import GrpcServer, run_until_signal
@@ -33,22 +35,27 @@ async def serve(config: DraftConfig, env: Mapping[str, str]) -> None:
         replica_id = config.replica_id or f"{os.uname().nodename}:{os.getpid()}"
         service = DraftService(config, telemetry, metrics, replica_id=replica_id)
         register = partial(draft_pb2_grpc.add_DraftServiceServicer_to_server, service)
-        async with (
-            GrpcServer({"specdec.v1.DraftService": register}, host=config.host, port=config.port) as server,
-            AsyncExitStack() as stack,
-        ):
-            drafters = await asyncio.to_thread(load_drafters, config, metrics)
-            lanes = {name: Lane(name, drafter, queue_limit=config.queue_limit) for name, drafter in drafters.items()}
-            for lane in lanes.values():
-                await stack.enter_async_context(lane)
-            service.open(lanes)
-            await server.set_serving(True)
-            health = watch_health(
-                server, lanes.values(), draining=lambda: service.draining, stuck_after=config.stuck_after
-            )
-            await stack.enter_async_context(health)
-            _log.info("serving %s on %s:%d", ", ".join(lanes), config.host, server.port)
-            await run_until_signal(server, service.drain, config.drain_grace)
+        server = GrpcServer({"specdec.v1.DraftService": register}, host=config.host, port=config.port)
+        with compute_thread("draft") as thread:
+            async with server, AsyncExitStack() as stack:
+                load = partial(load_drafters, config, metrics)
+                drafters = await asyncio.get_running_loop().run_in_executor(thread, load)
+                lanes = {name: lane(name, drafter, config, thread) for name, drafter in drafters.items()}
+                for each in lanes.values():
+                    await stack.enter_async_context(each)
+                service.open(lanes)
+                await server.set_serving(True)
+                health = watch_health(
+                    server, lanes.values(), draining=lambda: service.draining, stuck_after=config.stuck_after
+                )
+                await stack.enter_async_context(health)
+                _log.info("serving %s on %s:%d", ", ".join(lanes), config.host, server.port)
+                await run_until_signal(server, service.drain, config.drain_grace)
+
+
+def lane(name: str, drafter: Drafter, config: DraftConfig, thread: ThreadPoolExecutor) -> Lane:
+    """Models compute on the thread that loaded them, one after another; drafters without weights on their own."""
+    return Lane(name, drafter, queue_limit=config.queue_limit, thread=thread if drafter.model.fingerprint else None)
 
 
 def load_drafters(config: DraftConfig, metrics: ReplicaMetrics) -> dict[str, Drafter]:

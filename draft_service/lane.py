@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from draft_service.drafters import Drafter, DraftJob
 from specdec.core.draft import Draft
@@ -22,9 +23,10 @@ class Lane(MicroBatcher[DraftJob, Outcome]):
         drafter: Drafter,
         *,
         queue_limit: int,
+        thread: ThreadPoolExecutor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(self._propose, queue_limit=queue_limit, name=name, clock=clock)
+        super().__init__(self._propose, queue_limit=queue_limit, name=name, thread=thread, clock=clock)
         self.drafter = drafter
 
     def _propose(self, jobs: list[DraftJob]) -> list[tuple[DraftJob, Outcome]]:

@@ -15,7 +15,7 @@ import torch
 
 from protos import target_pb2_grpc
 from specdec.core.errors import ConfigError
-from specdec.edge.batcher import MicroBatcher
+from specdec.edge.batcher import MicroBatcher, compute_thread
 from specdec.edge.config import exit_with, load_config
 from specdec.edge.logging import configure_logging
 from specdec.edge.server import GrpcServer, run_until_signal
@@ -38,20 +38,24 @@ async def serve(config: TargetConfig, env: Mapping[str, str]) -> None:
         replica_id = config.replica_id or f"{os.uname().nodename}:{os.getpid()}"
         service = TargetService(config, telemetry, metrics, replica_id=replica_id)
         register = partial(target_pb2_grpc.add_TargetServiceServicer_to_server, service)
-        async with GrpcServer({"specdec.v1.TargetService": register}, host=config.host, port=config.port) as server:
-            loaded, engine = await asyncio.to_thread(load_engine, config, metrics)
-            batcher: Batcher
-            async with MicroBatcher(engine.step, queue_limit=config.queue_limit, name="engine") as batcher:
-                service.open(loaded, engine, batcher)
-                async with watch_health(
-                    server,
-                    engine,
-                    batcher,
-                    draining=lambda: service.draining,
-                    stuck_after=config.stuck_after,
-                ):
-                    _log.info("serving %s on %s:%d", loaded.name, config.host, server.port)
-                    await run_until_signal(server, service.drain, config.drain_grace)
+        server = GrpcServer({"specdec.v1.TargetService": register}, host=config.host, port=config.port)
+        with compute_thread("engine") as thread:
+            async with server:
+                load = partial(load_engine, config, metrics)
+                loaded, engine = await asyncio.get_running_loop().run_in_executor(thread, load)
+                batcher: Batcher
+                async with MicroBatcher(engine.step, queue_limit=config.queue_limit, thread=thread) as batcher:
+                    service.open(loaded, engine, batcher)
+                    health = watch_health(
+                        server,
+                        engine,
+                        batcher,
+                        draining=lambda: service.draining,
+                        stuck_after=config.stuck_after,
+                    )
+                    async with health:
+                        _log.info("serving %s on %s:%d", loaded.name, config.host, server.port)
+                        await run_until_signal(server, service.drain, config.drain_grace)
 
 
 def load_engine(config: TargetConfig, metrics: ReplicaMetrics) -> tuple[LoadedModel, Engine]:

@@ -47,11 +47,20 @@ class _Call:
     future: asyncio.Future[Any] = field(repr=False)
 
 
+def compute_thread(name: str) -> ThreadPoolExecutor:
+    """One thread. A model must be loaded on the thread that will compute with it: OpenMP keeps a team of threads for
+    every thread that has ever led one, and once they outnumber the cores they sleep where they would have spun, which
+    makes a small model's forward half as long again."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+
 class MicroBatcher(Generic[Job, Result]):
     """`step` runs on the compute thread with every pending job, oldest first, and returns those it finished,
     each with its result (an Exception instance as result fails that job alone). Jobs it does not return, e.g.
     a prefill done in part, come again in the next step, before newer ones. A step that raises fails the jobs
     it was given and no other. Jobs are told apart by identity; one object may be submitted once at a time.
+
+    thread: from `compute_thread`, the owner's to shut down; None: one of its own.
 
     Use as `async with`. On exit the step in flight ends, pending calls run, pending jobs fail with
     Unavailable."""
@@ -62,8 +71,10 @@ class MicroBatcher(Generic[Job, Result]):
         *,
         queue_limit: int,
         name: str = "compute",
+        thread: ThreadPoolExecutor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._given = thread
         self._step = step
         self._queue_limit = queue_limit
         self._clock = clock
@@ -132,7 +143,7 @@ class MicroBatcher(Generic[Job, Result]):
         return result
 
     async def __aenter__(self) -> Self:
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self._name)
+        self._executor = self._given or compute_thread(self._name)
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         self._tasks.create_task(self._work(), name=f"{self._name}-worker")
@@ -146,7 +157,8 @@ class MicroBatcher(Generic[Job, Result]):
         try:
             await self._tasks.__aexit__(None, None, None)
         finally:
-            self._executor.shutdown(wait=True)
+            if self._given is None:
+                self._executor.shutdown(wait=True)
 
     async def _work(self) -> None:
         while not self._closing:
