@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 
 from coordinator.compatibility import check_for
@@ -12,7 +15,7 @@ from coordinator.config import CoordinatorConfig
 from coordinator.pool import Pool
 from coordinator.readiness import watch_readiness
 from coordinator.service import GenerationServicer
-from coordinator.store import open_store
+from coordinator.store import SessionStore, open_store
 from coordinator.tokenizer import TextCodec
 from protos import generation_pb2_grpc
 from specdec.core.errors import ConfigError
@@ -24,18 +27,15 @@ from specdec.edge.telemetry import CoordinatorMetrics, Telemetry
 SERVICE = "specdec.v1.GenerationService"
 CONNECTION_AGE = 600.0  # seconds: clients behind one name find new coordinators
 
+log = logging.getLogger("coordinator")
+
 
 async def serve(config: CoordinatorConfig) -> None:
     codec = await asyncio.to_thread(TextCodec.load, config.model)
     with Telemetry.start("specdec-coordinator", env=os.environ, metrics_port=config.metrics_port) as telemetry:
         metrics = CoordinatorMetrics(telemetry)
-        store = open_store(
-            config.session_store_url,
-            ttl=config.session_ttl,
-            lease=config.session_lease,
-            deadline=config.store_deadline,
-        )
         async with (
+            opened_store(config) as store,
             Pool("target", config.target_addresses, check_for("target", codec), metrics) as targets,
             Pool("draft", config.draft_addresses, check_for("draft", codec), metrics) as drafters,
         ):
@@ -45,8 +45,18 @@ async def serve(config: CoordinatorConfig) -> None:
                 {SERVICE: register}, host=config.host, port=config.port, max_connection_age=CONNECTION_AGE
             )
             async with server, watch_readiness(server, targets, store):
-                print(f"coordinator on {config.host}:{server.port}", flush=True)
+                log.info("serving on %s:%d", config.host, server.port)
                 await run_until_signal(server, drain=_nothing, grace=config.drain_grace)
+
+
+@asynccontextmanager
+async def opened_store(config: CoordinatorConfig) -> AsyncIterator[SessionStore]:
+    store = open_store(
+        config.session_store_url, ttl=config.session_ttl, lease=config.session_lease, deadline=config.store_deadline
+    )
+    try:
+        yield store
+    finally:
         await store.close()
 
 
