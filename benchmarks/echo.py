@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 METHOD = "/specdec.benchmark.Echo/Echo"
-ROUND_TRIPS = 100
+ROUND_TRIPS = 40
 MESSAGE = bytes(120)  # about a y-form message
 
 

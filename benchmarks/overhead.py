@@ -35,6 +35,8 @@ PROMPT = "Repeat this line again and again: the quick brown fox jumps over the l
 NUM_DRAFT_TOKENS = 4
 GOAL_MS = 1.5  # p50 of one session's overhead
 ROUND_TRIPS = 2  # of one cycle: to the drafter and to the verifier
+Configurations = Sequence[tuple[str, bool]]  # store, tracing
+CONFIGURATIONS: Configurations = (("memory://", False), ("memory://", True), ("redis://", False), ("redis://", True))
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
@@ -80,7 +82,7 @@ async def measure(address: str, sessions: int, tokens: int, sample: Sample) -> N
         sample.tokens_per_second.append(sum(counts) / (clock() - start))
 
 
-async def run(model: str, rounds: int, tokens: int) -> Samples:
+async def run(model: str, configurations: Configurations, rounds: int, tokens: int) -> Samples:
     samples: Samples = {}
     with ExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory()))
@@ -88,17 +90,15 @@ async def run(model: str, rounds: int, tokens: int) -> Samples:
         receiver = exits.enter_context(OtlpReceiver())
         stores = {"memory://": "memory://", "redis://": redis.url}
         for number in range(rounds):
-            for name, url in stores.items():
-                for tracing in (False, True):
-                    logs = folder / f"{number}-{name[:5]}-{tracing}"
-                    logs.mkdir()
-                    with environment(ENDPOINT, receiver.endpoint if tracing else None):
-                        cluster = Cluster(ClusterSpec(model, store=url), logs, lambda line: None)
-                        async with cluster:
-                            await measure(cluster.address, 1, 16, Sample())  # warm-up
-                            for sessions in (1, 8):
-                                sample = samples.setdefault((name, tracing, sessions), Sample())
-                                await measure(cluster.address, sessions, tokens, sample)
+            for name, tracing in configurations:
+                logs = folder / f"{number}-{name[:5]}-{tracing}"
+                logs.mkdir()
+                with environment(ENDPOINT, receiver.endpoint if tracing else None):
+                    async with Cluster(ClusterSpec(model, store=stores[name]), logs, lambda line: None) as cluster:
+                        await measure(cluster.address, 1, 4, Sample())  # warm-up
+                        for sessions in (1, 8):
+                            sample = samples.setdefault((name, tracing, sessions), Sample())
+                            await measure(cluster.address, sessions, tokens, sample)
             print(f"round {number + 1} of {rounds} done", flush=True)
     return samples
 
@@ -152,8 +152,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser(__doc__.splitlines()[0])
     arguments.add_argument("--model", default="smollm2", help="target: anything that specdec.lm.prepare takes")
     options = arguments.parse_args(argv)
-    rounds, tokens = (1, 64) if options.quick else (5, 160)
-    rows = rows_of(asyncio.run(run(prepared(options.model), rounds, tokens)))
+    rounds, tokens = (1, 20) if options.quick else (5, 160)
+    configurations = CONFIGURATIONS[:3] if options.quick else CONFIGURATIONS
+    rows = rows_of(asyncio.run(run(prepared(options.model), configurations, rounds, tokens)))
     report("Overhead of a cycle", rows, options.json)
 
 

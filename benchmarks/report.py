@@ -37,7 +37,7 @@ def parser(description: str, *, plot: bool = False) -> argparse.ArgumentParser:
     """The flags that every benchmark has."""
     arguments = argparse.ArgumentParser(description=description)
     arguments.add_argument("--json", metavar="FILE", help="write the rows there as well")
-    arguments.add_argument("--quick", action="store_true", help="under a minute: fewer repeats, same rows")
+    arguments.add_argument("--quick", action="store_true", help="under a minute: fewer repeats and configurations")
     if plot:
         arguments.add_argument("--plot", metavar="FILE", help="write a picture there")
     return arguments
