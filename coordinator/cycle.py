@@ -62,6 +62,7 @@ class Cycle:
             batch_rows=timing.batch_rows,
             alphas=self.alphas,
             drafter=self.drafter,
+            context=self.base,
         )
 
     def attributes(self) -> Attributes:

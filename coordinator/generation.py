@@ -20,7 +20,7 @@ from coordinator.store.protocol import SessionStore
 from coordinator.verifying import Verified, Verifying
 from specdec.core.acceptance import RULES, Acceptance, emitted
 from specdec.core.draft import DraftKind
-from specdec.core.planner import Planner, observe, plan
+from specdec.core.planner import Planner, observe, plan, served_by
 from specdec.core.randomness import Purpose, uniforms
 from specdec.edge import telemetry as names
 from specdec.edge.telemetry import CoordinatorMetrics, Telemetry, traceparent
@@ -129,7 +129,8 @@ class Generation:
         """A cycle with k draft tokens emits up to k + 1, so the last token is never drafted for."""
         limit = min(self._max_k, self._output.remaining - 1)
         if self._fixed_k is None:
-            return plan(self._planner, limit, drafter)
+            self._planner = served_by(self._planner, self._verifying.step_times)
+            return plan(self._planner, limit, drafter, len(self._context))
         return min(self._fixed_k, limit)
 
     def _accept(self, drafted: Drafted, verified: Verified, base: int) -> Acceptance:

@@ -9,8 +9,9 @@ from typing import Any
 import grpc
 
 from protos import common_pb2, draft_pb2_grpc, target_pb2_grpc
+from specdec.core.errors import ReplicaFault
 from specdec.edge.channel import open_channel
-from specdec.edge.codec import decode_info
+from specdec.edge.info_codec import decode_info
 from specdec.edge.messages import Load, ReplicaInfo
 
 INFO_DEADLINE = 1.0  # seconds
@@ -88,6 +89,9 @@ class Replica:
             info = decode_info(await self.stub.Info(common_pb2.InfoRequest(), timeout=INFO_DEADLINE))
         except grpc.aio.AioRpcError as error:
             self.state, self.reason = State.CONNECTING, f"{error.code().name}: {error.details()}"
+            return
+        except ReplicaFault as fault:
+            self.state, self.reason = State.EXCLUDED, f"info: {fault}"
             return
         self._info, self.load = info, info.load
         self.reason = check(info) or ""

@@ -14,6 +14,7 @@ from coordinator.turn import Turn
 from specdec.core.acceptance import check_verification
 from specdec.core.draft import Draft, DraftKind
 from specdec.core.errors import InvalidArgument, ReplicaFault, ResourceExhausted, SpecdecError, Unavailable
+from specdec.core.step_time import StepTimeTable
 from specdec.core.verification import Verification, VerifyForm
 from specdec.edge.messages import OpenSession, Refusal, Timing, VerifyReply, VerifyRequest
 from specdec.edge.verify_codec import decode_verify_reply, encode_verify_request
@@ -54,9 +55,19 @@ class Verifying:
         self._stream: CycleStream | None = None
         self._avoid: frozenset[str] = frozenset()
         self._left_for: str | None = None  # why the stream before the present one was left
+        self._step_times: StepTimeTable | None = None  # of the verifier in use, as they were when it was chosen
         self._decode = partial(decode_verify_reply, vocab_size=limits.vocab_size, logprobs=turn.params.logprobs)
         self.bytes_sent = 0
         self.bytes_received = 0
+
+    @property
+    def step_times(self) -> StepTimeTable | None:
+        """What the verifier in use says of its forwards, None where it says nothing; before one is in use, what one
+        that is ready says."""
+        if self._stream is None and self._step_times is None:
+            ready = self._pool.ready(fingerprint=self._fingerprint)
+            self._step_times = ready[0].info.step_times if ready else None
+        return self._step_times
 
     async def verify(
         self, context: Context, draft: Draft, cycle: int, traceparent: str, tasks: asyncio.TaskGroup
@@ -106,6 +117,7 @@ class Verifying:
             if self._left_for is not None:
                 self._pool.reopened(self._left_for)
             self._stream = CycleStream(replica, replica.stub.Verify(), tasks)
+            self._step_times = replica.info.step_times
         return self._stream
 
     async def _ask(

@@ -17,10 +17,10 @@ from specdec.core.draft import Draft
 from specdec.core.errors import InvalidArgument, SpecdecError, Unavailable
 from specdec.edge import telemetry as names
 from specdec.edge.batcher import Served
-from specdec.edge.codec import encode_info
 from specdec.edge.config import describe
 from specdec.edge.draft_codec import decode_draft_request, encode_draft_reply
 from specdec.edge.errors import Context
+from specdec.edge.info_codec import encode_info
 from specdec.edge.messages import (
     DraftReply,
     DraftRequest,

@@ -98,8 +98,18 @@ class Load(_message.Message):
     draining: bool
     def __init__(self, queued: _Optional[int] = ..., running: _Optional[int] = ..., kv_free: _Optional[int] = ..., kv_total: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
 
+class StepTimes(_message.Message):
+    __slots__ = ("rows", "contexts", "seconds")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXTS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    rows: bytes
+    contexts: bytes
+    seconds: bytes
+    def __init__(self, rows: _Optional[bytes] = ..., contexts: _Optional[bytes] = ..., seconds: _Optional[bytes] = ...) -> None: ...
+
 class ReplicaInfo(_message.Message):
-    __slots__ = ("protocol_version", "role", "replica_id", "vocab_size", "tokenizer_hash", "model_fingerprint", "dtype", "max_context", "max_nodes", "token_budget", "kv_block_size", "eos_ids", "drafters", "model_name", "load", "config")
+    __slots__ = ("protocol_version", "role", "replica_id", "vocab_size", "tokenizer_hash", "model_fingerprint", "dtype", "max_context", "max_nodes", "token_budget", "kv_block_size", "eos_ids", "drafters", "model_name", "load", "config", "step_times")
     class ConfigEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +133,7 @@ class ReplicaInfo(_message.Message):
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     role: str
     replica_id: str
@@ -139,4 +150,5 @@ class ReplicaInfo(_message.Message):
     model_name: str
     load: Load
     config: _containers.ScalarMap[str, str]
-    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[str] = ..., replica_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_hash: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., max_context: _Optional[int] = ..., max_nodes: _Optional[int] = ..., token_budget: _Optional[int] = ..., kv_block_size: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., drafters: _Optional[_Iterable[str]] = ..., model_name: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., config: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    step_times: StepTimes
+    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[str] = ..., replica_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_hash: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., max_context: _Optional[int] = ..., max_nodes: _Optional[int] = ..., token_budget: _Optional[int] = ..., kv_block_size: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., drafters: _Optional[_Iterable[str]] = ..., model_name: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., config: _Optional[_Mapping[str, str]] = ..., step_times: _Optional[_Union[StepTimes, _Mapping]] = ...) -> None: ...

@@ -22,10 +22,12 @@ from specdec.edge.server import GrpcServer, run_until_signal
 from specdec.edge.telemetry import ReplicaMetrics, Telemetry
 from specdec.lm.loading import Dtype, LoadedModel, load_model
 from specdec.lm.runner import Runner
-from target_service.config import TargetConfig
+from target_service.config import UNTUNED_BUDGET, TargetConfig
 from target_service.engine import Engine, EngineLimits
 from target_service.health import watch_health
+from target_service.schedule import Schedule, tuned_budget
 from target_service.service import Batcher, TargetService, record_forward
+from target_service.step_time import MOST_ROWS, StepTimes, Tuner, shown
 
 PROG = "target_service"
 _log = logging.getLogger(PROG)
@@ -62,16 +64,39 @@ def load_engine(config: TargetConfig, metrics: ReplicaMetrics) -> tuple[LoadedMo
     """Blocking, seconds to minutes; the first forward is behind it. Raises ConfigError."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    loaded = load_model(config.model, dtype=cast(Dtype, config.dtype), device=config.device)
+    loaded = load_model(config.model, dtype=cast(Dtype, config.dtype), device=config.device, network=config.network)
+    max_context = config.context_limit(loaded.max_context)
+    schedule = tuned(config, loaded, max_context)
     limits = EngineLimits(
-        token_budget=config.token_budget,
+        token_budget=schedule.budget,
         max_nodes=config.max_nodes,
-        max_context=config.context_limit(loaded.max_context),
+        max_context=max_context,
         max_sessions=config.max_sessions,
     )
-    engine = Engine(Runner(loaded, config.kv_tokens), limits, report=partial(record_forward, metrics))
+    runner = Runner(loaded, config.kv_tokens)
+    engine = Engine(runner, limits, schedule=schedule, report=partial(record_forward, metrics))
     engine.probe()
     return loaded, engine
+
+
+def tuned(config: TargetConfig, loaded: LoadedModel, max_context: int) -> Schedule:
+    """Who gets how many rows, by what this machine's forwards take. Measured over KV of its own, given back before the
+    engine takes its: what is written there belongs to no context."""
+    whole = config.max_nodes + 1
+    if not config.tune_seconds:
+        return Schedule(config.token_budget or UNTUNED_BUDGET, whole)
+    tuner = Tuner(
+        Runner(loaded, max_context),
+        config.tune_seconds,
+        most_rows=config.token_budget or MOST_ROWS,
+        nodes=whole,
+        max_context=max_context,
+    )
+    table = tuner.table()
+    budget = config.token_budget or tuned_budget(table, whole)
+    schedule = Schedule(budget, whole, StepTimes(table), config.step_target)
+    _log.info("%s; token budget %d, step target %.3f s", shown(table), budget, schedule.step_target)
+    return schedule
 
 
 def main() -> None:

@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 
 from specdec.core.errors import ConfigError
 from specdec.core.tree import MAX_NODES
+from specdec.lm.loading import DTYPES
+from specdec.lm.networks import AUTO, NETWORKS
+
+UNTUNED_BUDGET = 512  # token rows, where neither a budget was given nor forwards were measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +17,17 @@ class TargetConfig:
     """Defaults suit a small model on a CPU."""
 
     model: str = field(metadata={"help": "folder or hub name of the target model"})
-    dtype: str = field(default="float32", metadata={"help": "of weights and KV", "choices": ("float32", "bfloat16")})
+    dtype: str = field(
+        default="float32",
+        metadata={
+            "help": "of weights and KV; int8: of the weights, the rest is bfloat16",
+            "choices": tuple(DTYPES),
+        },
+    )
+    network: str = field(
+        default=AUTO,
+        metadata={"help": "what computes the model; auto: the fastest that can", "choices": (AUTO, *NETWORKS)},
+    )
     device: str = field(default="cpu", metadata={"help": "where the model runs: cpu, cuda, cuda:1"})
     host: str = field(default="127.0.0.1", metadata={"help": "interface to serve on"})
     port: int = field(default=50053, metadata={"help": "gRPC port, 0: any", "ge": 0, "le": 65535})
@@ -23,7 +37,21 @@ class TargetConfig:
     replica_id: str | None = field(
         default=None, metadata={"help": "this process' name in traces and logs; unset: host and process id"}
     )
-    token_budget: int = field(default=512, metadata={"help": "token rows of one forward at most", "ge": 1})
+    token_budget: int | None = field(
+        default=None,
+        metadata={"help": "token rows of one forward at most; unset: those from which on more bring little", "ge": 1},
+    )
+    step_target: float | None = field(
+        default=None,
+        metadata={
+            "help": "seconds at most of a forward that serves a piece of a prompt beside short work; unset: three "
+            "times a plain forward, and at least 0.05",
+            "ge": 0.001,
+        },
+    )
+    tune_seconds: float = field(
+        default=4.0, metadata={"help": "for measuring forwards at start-up, 0: nothing is measured", "ge": 0.0}
+    )
     max_nodes: int = field(
         default=64, metadata={"help": "draft tokens of one message at most", "ge": 0, "le": MAX_NODES}
     )
@@ -46,12 +74,14 @@ class TargetConfig:
 
     def validate(self) -> None:
         rows = self.max_nodes + 1
-        if self.token_budget < rows:
+        if self.token_budget is not None and self.token_budget < rows:
             raise ConfigError(
                 "token_budget",
                 self.token_budget,
                 f"must be at least max_nodes + 1 = {rows}: a draft and its root are verified in one forward",
             )
+        if self.step_target is not None and not self.tune_seconds:
+            raise ConfigError("step_target", self.step_target, "needs tune_seconds above 0: forwards must be measured")
         least = (self.max_context or 1) + self.max_nodes
         if self.kv_tokens < least:
             raise ConfigError(

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specdec.core.errors import InvalidArgument, ResourceExhausted
+from specdec.core.errors import InvalidArgument, ReplicaFault, ResourceExhausted, SpecdecError
 from specdec.core.tree import Ids
 from specdec.core.verification import Verification
 from specdec.edge.messages import OpenSession, Refusal, StaleContext
-from specdec.lm.law import BadLogits, EmptyLaw
+from specdec.lm.answers import native_laws
 from specdec.lm.runner import Runner, Segment
 from target_service.room import Room
-from target_service.schedule import share_rows
+from target_service.schedule import Schedule, Work
 from target_service.session import TargetSession, VerifyJob, VerifyResult
-from target_service.verify import verify
+from target_service.verify import VerifyItem, verify_all
 
 Finished = tuple[VerifyJob, VerifyResult]
 
@@ -41,13 +41,17 @@ class EngineLimits:
 @dataclass(frozen=True, slots=True)
 class ForwardReport:
     """One forward that succeeded: what metrics want to know. seconds: laws and draws included; draws: tokens
-    drawn; kv_hits: context tokens that the jobs it finished did not have to compute."""
+    drawn. kv_hits, prefix_hits: context tokens that the jobs it finished did not have to compute, because their
+    sessions held them, or because the prefix cache had them. evictions: cached blocks that made room since the last
+    report."""
 
     jobs: int
     rows: int
     seconds: float
     draws: int
     kv_hits: int
+    prefix_hits: int
+    evictions: int
 
 
 class Engine:
@@ -59,15 +63,19 @@ class Engine:
         runner: Runner,
         limits: EngineLimits,
         *,
+        schedule: Schedule | None = None,
         report: Callable[[ForwardReport], None] = lambda report: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
+        self.schedule = schedule or Schedule(limits.token_budget, limits.max_nodes + 1)
         self.vocab_size = runner.loaded.vocab_size
         self.failures_in_a_row = 0
         self.kv_total = self.kv_free = runner.pool.capacity
         self._runner = runner
+        self._pool = runner.pool
         self._room = Room(runner.pool)
+        self._evictions = 0
         self._report = report
         self._clock = clock
         self._step = 0
@@ -78,26 +86,23 @@ class Engine:
         return len(self._sessions)
 
     def open(self, opening: OpenSession) -> TargetSession:
-        """A session that knows no tokens yet; if one of the same id is parked, its KV is taken over, and
-        whatever prefix of it turns out to match is not computed again.
+        """A session that knows no tokens yet.
 
         Raises ResourceExhausted at max_sessions."""
         if len(self._sessions) >= self.limits.max_sessions:
             raise ResourceExhausted(f"{len(self._sessions)} sessions are open, the limit")
-        sequence = self._room.take(opening.session_id) or self._runner.new_sequence()
-        session = TargetSession(opening, sequence, last_used=self._step)
+        session = TargetSession(opening, self._runner.new_sequence(), last_used=self._step)
         self._sessions.add(session)
-        self.kv_free = self._room.free
         return session
 
     def close(self, session: TargetSession) -> None:
-        """Park the session's KV under its id. Closing twice does nothing."""
+        """Let go of the session's KV: full blocks stay in the prefix cache. Closing twice does nothing."""
         if session.closed:
             return
         session.closed = True
         self._sessions.remove(session)
-        self._room.park(session.opening.session_id, session.sequence)
-        self.kv_free = self._room.free
+        session.sequence.release()
+        self.kv_free = self._pool.kv_free
 
     def step(self, pending: Sequence[VerifyJob]) -> list[Finished]:
         """One forward over what fits of the pending jobs, oldest first. Returns the jobs it finished; the
@@ -120,12 +125,13 @@ class Engine:
         running, refused = self._room.admit(list(waiting.values()), self._sessions)
         finished += [(job, VerifyResult(refusal)) for job, refusal in refused]
         finished += self._forward(running)
-        self.kv_free = self._room.free
+        self.kv_free = self._pool.kv_free
         return finished
 
     def probe(self) -> None:
         """A forward of one token, as warm-up and to tell whether the model still computes. Raises what it raises, or
         ResourceExhausted where there is no room for it."""
+        native_laws()  # compiles, the first time
         sequence = self._runner.new_sequence()
         try:
             self._runner.forward([Segment(sequence, np.zeros(1, dtype=np.uint32), wanted=1)])
@@ -148,7 +154,7 @@ class Engine:
         try:
             self._check(job, context)
         except InvalidArgument as error:
-            return Refusal(error.reason, str(error), error.field)
+            return _refusal(error)
         session.opening = request.open or session.opening
         session.context = context
         # The last token is computed in any case: its row is the root, whose logits are wanted.
@@ -185,8 +191,8 @@ class Engine:
 
     def _forward(self, running: list[VerifyJob]) -> list[Finished]:
         running.sort(key=lambda job: job.eligible)
-        needs = [job.rows_left for job in running]
-        given = share_rows(needs, self.limits.token_budget, whole=self.limits.max_nodes + 1)
+        work = [Work(job.rows_left, job.session.sequence.num_rows, begun=bool(job.logits)) for job in running]
+        given = self.schedule.share(work)
         batch = [(job, rows) for job, rows in zip(running, given, strict=True) if rows]
         if not batch:
             return []
@@ -196,33 +202,50 @@ class Engine:
         except Exception as error:  # whatever a model may raise: these jobs fail, and the next step goes on
             return self._failed([job for job, _ in batch], error)
         self.failures_in_a_row = 0
-        finished = []
         for (job, _), logits in zip(batch, parts, strict=True):
             job.logits.append(logits)
             job.eligible = self._step + 1
-            if not job.rows_left:
-                finished.append((job, VerifyResult(self._law(job), job.computed_tokens, len(batch), sum(given))))
-        self._report(_report([job for job, _ in finished], sum(given), len(batch), self._clock() - begun))
-        return finished
+        done = [job for job, _ in batch if not job.rows_left]
+        answers = self._answers(done)
+        seconds = self._clock() - begun
+        self.schedule.observe(work, given, seconds)
+        self._report(self._new_report(done, sum(given), len(batch), seconds))
+        return [
+            (job, VerifyResult(answer, job.computed_tokens, len(batch), sum(given)))
+            for job, answer in zip(done, answers, strict=True)
+        ]
 
-    def _law(self, job: VerifyJob) -> Verification | Refusal:
-        session = job.session
-        logits = torch.cat(job.logits)
-        try:
-            return verify(logits, session.context, session.opening, job.request, self.vocab_size)
-        except BadLogits as error:
-            session.sequence.release()  # what made NaN once makes it again
-            return Refusal(error.reason, str(error))
-        except EmptyLaw as error:
-            return Refusal(error.reason, str(error), error.field)
+    def _answers(self, jobs: list[VerifyJob]) -> list[Verification | Refusal]:
+        items = [VerifyItem(_joined(job.logits), job.session.context, job.session.opening, job.request) for job in jobs]
+        answers: list[Verification | Refusal] = []
+        for job, result in zip(jobs, verify_all(items, self.vocab_size), strict=True):
+            if isinstance(result, ReplicaFault):
+                job.session.sequence.discard()  # what made NaN once makes it again
+            answers.append(result if isinstance(result, Verification) else _refusal(result))
+        return answers
 
     def _failed(self, jobs: list[VerifyJob], error: Exception) -> list[Finished]:
         _log.error("a forward of %d jobs failed", len(jobs), exc_info=error)
         self.failures_in_a_row += 1
         for job in jobs:
-            job.session.sequence.release()
-        refusal = Refusal("FORWARD_FAILED", f"the model raised {type(error).__name__}")
-        return [(job, VerifyResult(refusal)) for job in jobs]
+            job.session.sequence.discard()
+        failed = Refusal("FORWARD_FAILED", f"the model raised {type(error).__name__}")
+        return [(job, VerifyResult(failed)) for job in jobs]
+
+    def _new_report(self, finished: list[VerifyJob], rows: int, jobs: int, seconds: float) -> ForwardReport:
+        draws = sum(job.request.tree.num_nodes for job in finished)
+        found = sum(job.found_tokens for job in finished)
+        hits = sum(len(job.session.context) - job.computed_tokens for job in finished) - found
+        evictions, self._evictions = self._pool.evictions - self._evictions, self._pool.evictions
+        return ForwardReport(jobs, rows, seconds, draws, hits, found, evictions)
+
+
+def _refusal(error: SpecdecError) -> Refusal:
+    return Refusal(error.reason, str(error), error.field if isinstance(error, InvalidArgument) else "")
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _segment(job: VerifyJob, rows: int) -> Segment:
@@ -241,9 +264,3 @@ def _segment(job: VerifyJob, rows: int) -> Segment:
         tree.parents[drafted],
         wanted=root + len(tree.token_ids[drafted]),
     )
-
-
-def _report(finished: list[VerifyJob], rows: int, jobs: int, seconds: float) -> ForwardReport:
-    draws = sum(job.request.tree.num_nodes for job in finished)
-    hits = sum(len(job.session.context) - job.computed_tokens for job in finished)
-    return ForwardReport(jobs, rows, seconds, draws, hits)

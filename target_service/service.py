@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from protos import common_pb2, target_pb2, target_pb2_grpc
 from specdec.core.errors import InvalidArgument, SpecdecError, Unavailable
 from specdec.edge import telemetry as names
 from specdec.edge.batcher import MicroBatcher, Served
-from specdec.edge.codec import encode_info
 from specdec.edge.config import describe
 from specdec.edge.errors import Context
+from specdec.edge.info_codec import encode_info
 from specdec.edge.messages import Load, OpenSession, Refusal, ReplicaInfo, StaleContext, Timing, VerifyReply
 from specdec.edge.telemetry import ReplicaMetrics, Telemetry
 from specdec.edge.verify_codec import decode_verify_request, encode_verify_reply
@@ -53,6 +53,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         self._batcher = batcher
         self._ready = True
         metrics = self._metrics
+        metrics.token_budget.set(lambda: engine.schedule.budget)
         metrics.sessions.set(lambda: self._streams)
         metrics.queue_depth.set(lambda: batcher.queued)
         metrics.running.set(lambda: batcher.running)
@@ -69,7 +70,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
 
     async def Info(self, request: common_pb2.InfoRequest, context: Context) -> common_pb2.ReplicaInfo:
         self._check_ready()
-        loaded, limits = self._loaded, self._engine.limits
+        loaded, limits, schedule = self._loaded, self._engine.limits, self._engine.schedule
         info = ReplicaInfo(
             role="target",
             replica_id=self._replica_id,
@@ -83,7 +84,8 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
             token_budget=limits.token_budget,
             eos_ids=loaded.eos_ids,
             load=self.load(),
-            config=describe(self._config),
+            config=describe(replace(self._config, token_budget=schedule.budget, step_target=schedule.step_target)),
+            step_times=schedule.times.table if schedule.times.measured else None,
         )
         return encode_info(info)
 
@@ -178,3 +180,5 @@ def record_forward(metrics: ReplicaMetrics, report: ForwardReport) -> None:
     metrics.batch_size.record(report.jobs)
     metrics.compute_seconds.record(report.seconds)
     metrics.kv_hit_tokens.add(report.kv_hits, tier="memory")
+    metrics.kv_hit_tokens.add(report.prefix_hits, tier="prefix")
+    metrics.kv_evictions.add(report.evictions)

@@ -28,7 +28,8 @@ class TargetSession:
 @dataclass(slots=True, eq=False)
 class VerifyJob:
     """One message of one session; everything but the first two fields is the engine's. eligible: number of
-    the step since which it has been waiting for rows. logits: of the wanted rows computed so far."""
+    the step since which it has been waiting for rows. found_tokens: context tokens that the prefix cache had, beyond
+    what the session held. logits: of the wanted rows computed so far."""
 
     session: TargetSession
     request: VerifyRequest
@@ -36,6 +37,7 @@ class VerifyJob:
     admitted: bool = False
     eligible: int = 0
     computed_tokens: int = 0
+    found_tokens: int = 0
     logits: list[torch.Tensor] = field(default_factory=list)
 
     @property

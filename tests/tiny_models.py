@@ -39,7 +39,7 @@ def make_tiny_model(
         num_key_value_heads=kv_heads,
         head_dim=hidden // heads,
         max_position_embeddings=max_context,
-        tie_word_embeddings=False,
+        tie_word_embeddings=config.pop("tie_word_embeddings", False),
         bos_token_id=None,
         eos_token_id=eos_id,
         pad_token_id=None,

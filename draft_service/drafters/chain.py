@@ -1,6 +1,8 @@
-"""One chain in the making: from a context and the draft model's logits to draft tokens, one by one."""
+"""Chains in the making: from contexts and the draft model's logits to draft tokens, one by one."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,9 +13,10 @@ from specdec.core.errors import SpecdecError
 from specdec.core.laws import draft_law, draw
 from specdec.core.randomness import Purpose, target_key, uniforms
 from specdec.core.tree import DraftTree, Ids
-from specdec.lm.draw import draw_y
+from specdec.lm.answers import answer_all
+from specdec.lm.histories import Histories
 from specdec.lm.kv import KVSequence
-from specdec.lm.law import Histories, Laws, target_laws
+from specdec.lm.question import Answer, Question
 
 
 class Chain:
@@ -55,15 +58,19 @@ class Chain:
             return self.job.context[held:]
         return np.array(self.tokens[held - base :], dtype=np.uint32)
 
-    def extend(self, logits: torch.Tensor, vocab_size: int) -> None:
-        """Draft one token. logits: float32[1, padded vocabulary], those of the last known token.
-
-        Raises EmptyLaw or BadLogits."""
+    def question(self, logits: torch.Tensor) -> Question:
+        """What the next draft token depends on. logits: float32[1, padded vocabulary], of the last known token."""
         job = self.job
         histories = Histories(job.context, job.turn_start, (tuple(self.tokens),))
-        laws = target_laws(logits, histories, job.params, vocab_size)
-        self.tokens.append(self._drawn(laws) if self._sampled else self._chosen(laws))
-        if len(self.tokens) == self.limit or self.tokens[-1] in job.params.end_ids:
+        if self._sampled:
+            return Question(logits, histories, job.params, likeliest=job.support)
+        key = 0 if job.params.greedy else target_key(job.seed, len(job.context) + len(self.tokens))
+        return Question(logits, histories, job.params, keys=[key], confidence=True)
+
+    def extend(self, answer: Answer) -> None:
+        """Draft one token. answer: to `question`."""
+        self.tokens.append(self._drawn(answer) if self._sampled else self._chosen(answer))
+        if len(self.tokens) == self.limit or self.tokens[-1] in self.job.params.end_ids:
             self.finish()
 
     def finish(self) -> None:
@@ -73,22 +80,31 @@ class Chain:
         tree = DraftTree.chain(self.tokens)
         self.outcome = Draft(tree, kind, tuple(self._laws), "lm", self._score, coupled)
 
-    def _drawn(self, laws: Laws) -> int:
+    def _drawn(self, answer: Answer) -> int:
         assert self._numbers is not None
-        law = draft_law(*laws.row(0), self.job.support)
+        [(ids, p)] = answer.likeliest
+        law = draft_law(ids, p, self.job.support)
         self._laws.append(law)
         return int(law.ids[draw(law.q, float(self._numbers[len(self._laws)]))])
 
-    def _chosen(self, laws: Laws) -> int:
+    def _chosen(self, answer: Answer) -> int:
         """Also counts the score, the sum over draft tokens of the probability that all up to it are right. A sampled
         chain has none: to choose among sampled drafts by what was drawn would bias the output (section 9)."""
-        position = len(self.job.context) + len(self.tokens)
-        y = int(draw_y(laws, [target_key(self.job.seed, position)])[0])
-        if self.job.params.greedy:
-            confidence = float(torch.softmax(laws.raw[0], -1)[y])
-        else:
-            ids, p = laws.row(0)
-            confidence = float(p[np.searchsorted(ids, y)])
-        self._survival *= confidence
+        self._survival *= float(answer.p[0])
         self._score += self._survival
-        return y
+        return int(answer.drawn[0])
+
+
+def extend_all(chains: Sequence[Chain], logits: Sequence[torch.Tensor], vocab_size: int) -> list[SpecdecError | None]:
+    """Draft one token in each chain, with the laws of all in one go. logits: as `Chain.question` has them.
+
+    One result per chain: None, or the EmptyLaw or BadLogits that has become its outcome."""
+    questions = [chain.question(last) for chain, last in zip(chains, logits, strict=True)]
+    errors: list[SpecdecError | None] = []
+    for chain, answer in zip(chains, answer_all(questions, vocab_size), strict=True):
+        errors.append(None if isinstance(answer, Answer) else answer)
+        if isinstance(answer, Answer):
+            chain.extend(answer)
+        else:
+            chain.outcome = answer
+    return errors

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 
 from draft_service.drafters import DraftJob, DraftModel
-from draft_service.drafters.chain import Chain
+from draft_service.drafters.chain import Chain, extend_all
 from draft_service.drafters.forward_cost import ForwardCost
 from draft_service.session import DraftSession
 from specdec.core.draft import Draft
 from specdec.core.errors import InvalidArgument, ReplicaFault, ResourceExhausted, SpecdecError
 from specdec.core.tree import Ids
 from specdec.edge.telemetry import ReplicaMetrics
+from specdec.lm.answers import native_laws
 from specdec.lm.kv import KVSequence
 from specdec.lm.loading import Dtype, LoadedModel, load_model
 from specdec.lm.runner import Runner, Segment
@@ -30,7 +31,8 @@ _SHORT = 8  # rows that cost a forward hardly more than one does
 class LmDrafter:
     """Each forward takes of every session what it has pending: context not computed yet, in chunks, at most
     `token_budget` rows of all sessions together, or its last draft token. A session's KV stays between jobs; the
-    longest prefix that it shares with the next context, drafts that came true included, is not computed again.
+    longest prefix that it shares with the next context, drafts that came true included, is not computed again, nor are
+    the full blocks of any session's context, this one's or another's, that the prefix cache still has.
 
     A job that would miss its deadline with one more forward is answered with the tokens it has, none while its
     context is not computed; what was computed stays. When the pool is full, the sessions least recently drafted for
@@ -49,6 +51,7 @@ class LmDrafter:
         self._token_budget = token_budget
         self._clock = clock
         self._cost = ForwardCost()
+        self._evictions = 0
         self._sequences: dict[DraftSession, KVSequence] = {}  # least recently used first
         self._chains: dict[DraftSession, Chain] = {}  # of jobs that come again
         self.kv_total = self.kv_free = runner.pool.capacity
@@ -63,17 +66,18 @@ class LmDrafter:
             if any(chain.catching_up for chain in chains):
                 break
         self._chains = {chain.job.session: chain for chain in chains if chain.outcome is None}
-        self.kv_free = self._runner.pool.kv_free
+        self._account()
         return [chain.outcome for chain in chains]
 
     def close(self, session: DraftSession) -> None:
         self._chains.pop(session, None)
         if (sequence := self._sequences.pop(session, None)) is not None:
             sequence.release()
-        self.kv_free = self._runner.pool.kv_free
+        self._account()
 
     def warm_up(self) -> None:
         """First forwards are slow and say nothing about the later ones: not to be learned from, nor waited for."""
+        native_laws()
         for rows in (1, min(self._token_budget, self.model.max_context)):
             for attempt in range(2):
                 sequence = self._runner.new_sequence()
@@ -81,7 +85,7 @@ class LmDrafter:
                 self._runner.forward([Segment(sequence, np.zeros(rows, dtype=np.uint32), wanted=1)])
                 if attempt:
                     self._cost.observe(rows, self._clock() - begun)
-                sequence.release()
+                sequence.discard()  # nobody's context
 
     def _chain(self, job: DraftJob, busy: set[DraftSession]) -> Chain:
         """The job's chain: as it was left, or begun, or finished already where there is nothing to do."""
@@ -113,9 +117,9 @@ class LmDrafter:
     def _reserve(self, chain: Chain, busy: set[DraftSession]) -> bool:
         """Makes room for context and draft, taking it from idle sessions; where that is not enough, the draft is cut.
         Whether there is room for anything."""
-        context, sequence, pool = chain.job.context, chain.sequence, self._runner.pool
-        kept = sequence.rewind(context[:-1])
-        self._metrics.kv_hit_tokens.add(kept, tier="memory")
+        context, sequence = chain.job.context, chain.sequence
+        self._metrics.kv_hit_tokens.add(sequence.rewind(context[:-1]), tier="memory")
+        self._metrics.kv_hit_tokens.add(sequence.adopt(context[:-1]), tier="prefix")
         idle = iter([session for session in self._sequences if session not in busy])
         while True:
             try:
@@ -126,7 +130,7 @@ class LmDrafter:
             if victim is not None:
                 self._sequences.pop(victim).release()
                 continue
-            chain.limit = pool.kv_free + sequence.allocated - (len(context) - 1)
+            chain.limit = sequence.room - (len(context) - 1)
             if chain.limit < 1:
                 return False
 
@@ -164,9 +168,8 @@ class LmDrafter:
             chain.begun = True
             chain.job.session.computed_tokens += len(ids) if chain.catching_up else 0
         logits = self._runner.forward(segments)
-        for (chain, _), last in zip(batch, logits, strict=True):
-            if len(last):
-                self._extend(chain, last)
+        ready = [(chain, last) for (chain, _), last in zip(batch, logits, strict=True) if len(last)]
+        self._extend([chain for chain, _ in ready], [last for _, last in ready])
         rows, seconds = sum(segment.rows for segment in segments), self._clock() - begun
         self._cost.observe(rows, seconds)
         self._metrics.forwards.add()
@@ -174,14 +177,18 @@ class LmDrafter:
         self._metrics.batch_size.record(len(batch))
         self._metrics.compute_seconds.record(seconds)
 
-    def _extend(self, chain: Chain, logits: torch.Tensor) -> None:
-        try:
-            chain.extend(logits, self.model.vocab_size)
-            self._metrics.draws.add()
-        except SpecdecError as error:
-            chain.outcome = error
+    def _extend(self, chains: list[Chain], logits: list[torch.Tensor]) -> None:
+        errors = extend_all(chains, logits, self.model.vocab_size)
+        self._metrics.draws.add(errors.count(None))
+        for chain, error in zip(chains, errors, strict=True):
             if isinstance(error, ReplicaFault):
-                chain.sequence.release()  # what made NaN once makes it again
+                chain.sequence.discard()  # what made NaN once makes it again
+
+    def _account(self) -> None:
+        pool = self._runner.pool
+        self.kv_free = pool.kv_free
+        evictions, self._evictions = pool.evictions - self._evictions, pool.evictions
+        self._metrics.kv_evictions.add(evictions)
 
 
 def _packed(chains: list[Chain], rows: int) -> list[tuple[Chain, Ids]]:
@@ -211,7 +218,11 @@ def build(config: DraftConfig, metrics: ReplicaMetrics) -> LmDrafter:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     loaded = load_model(
-        config.model, dtype=cast(Dtype, config.dtype), device=config.device, num_layers=config.num_layers
+        config.model,
+        dtype=cast(Dtype, config.dtype),
+        device=config.device,
+        num_layers=config.num_layers,
+        network=config.network,
     )
     drafter = LmDrafter(Runner(loaded, config.kv_tokens), metrics, token_budget=config.token_budget)
     drafter.warm_up()

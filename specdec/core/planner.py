@@ -2,24 +2,25 @@
 (algorithms.md, section 11; Leviathan et al. 2023, section 3.3).
 
 The planner reads counts, exact alphas and times of committed cycles, never a draft token, so every rule stays
-exact under it (section 9). It is a value: one per session, nothing is shared between requests."""
+exact under it (section 9). It is a value: one per session, nothing is shared between requests. What a verifier measured
+of itself is where it begins; what cycles took corrects that."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-MEMORY = 0.96  # weight that an observation keeps per cycle: about 25 cycles count
+from specdec.core.line import EMPTY_LINE, MEMORY, Line
+from specdec.core.step_time import UNMEASURED, StepTimeTable
+
 IDLE_MEMORY = 0.99  # the same for positions that were not asked for: they are tried again, but not soon
 LEAST_TRIES = 8.0  # tries that plain cycles leave of what was known
-START = 4  # draft tokens while nothing is known of the times
+START = 4  # draft tokens while nothing is known of the times; at most, while only the verifier's own table is
 FIRST_ALPHA, FIRST_WEIGHT = 0.7, 1.0  # prior of the first position, in tries
 LEAN = 3.0  # weight, in tries, with which a position leans on the one before
 PROBE = 2  # draft tokens of a probe
 FIRST_PROBE, LAST_PROBE = 8, 256  # plain cycles before a probe: doubles with each one in a row
 SETTLED = 8  # drafted cycles in a row after which probing starts afresh
-VERIFY_FLAT = 32.0  # prior: the verify's fixed part costs as much as this many rows
-SLOPE_PRIOR = 0.25  # weight of a prior slope, in observations spread by their own mean
 OUTLIER = 4.0  # an observed time counts at most as this many predicted ones
 
 
@@ -51,7 +52,8 @@ class CycleOutcome:
     draft_seconds, verify_seconds: queue and compute as the replica reports them, None where the cycle is no
     measure of the next one (it computed a prompt, or was retried); the rest of each phase's wall time is
     network. batch, batch_rows: messages and rows in the verify's forward, all sessions together; rows 0:
-    unknown, then the others' are taken to be like one's own on average, which prices a row less well."""
+    unknown, then the others' are taken to be like one's own on average, which prices a row less well. context: rows
+    that the verifier held before it."""
 
     asked: int
     depth: int
@@ -65,39 +67,7 @@ class CycleOutcome:
     batch_rows: int = 0
     alphas: tuple[float, ...] = ()
     drafter: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """y over x from decayed observations: total weight, means and centred second moments."""
-
-    weight: float = 0.0
-    x: float = 0.0
-    y: float = 0.0
-    xx: float = 0.0
-    xy: float = 0.0
-
-    def add(self, x: float, y: float) -> Line:
-        old = MEMORY * self.weight
-        new = old + 1
-        dx, dy = x - self.x, y - self.y
-        return Line(
-            new,
-            self.x + dx / new,
-            self.y + dy / new,
-            MEMORY * self.xx + old / new * dx * dx,
-            MEMORY * self.xy + old / new * dx * dy,
-        )
-
-    def at(self, x: float, flat: float) -> float:
-        """y at x. The slope leans on a prior, y in proportion to flat + x, which alone decides while every
-        observation has the same x; it is kept between 0 and what passes through the origin, so y stays
-        positive."""
-        if self.x <= 0:
-            return self.y
-        pull = SLOPE_PRIOR * self.x * self.x
-        slope = (self.xy + pull * self.y / (self.x + flat)) / (self.xx + pull)
-        return self.y + min(max(slope, 0.0), self.y / self.x) * (x - self.x)
+    context: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,40 +78,52 @@ class DrafterRecord:
 
     tries: tuple[float, ...] = ()
     hits: tuple[float, ...] = ()
-    seconds: Line = Line()
-    depth: Line = Line()
-    rows: Line = Line()
-    network: Line = Line()
+    seconds: Line = EMPTY_LINE
+    depth: Line = EMPTY_LINE
+    rows: Line = EMPTY_LINE
+    network: Line = EMPTY_LINE
 
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """State of one session. verify: seconds over the rows of the whole forward; batch: messages in it, over
-    one's own rows. plain, drafted: length of the present run of cycles without and with a draft; promising:
-    the last draft was accepted whole; probe_after: plain cycles before the next probe."""
+    """State of one session. step_times: the verifier's own, None: it told none. verify: the seconds that a verify took
+    over those that the table expects, by the rows of the whole forward; batch: messages in it, over one's own rows.
+    plain, drafted: length of the present run of cycles without and with a draft; promising: the last draft was
+    accepted whole; probe_after: plain cycles before the next probe."""
 
+    step_times: StepTimeTable | None = None
     drafters: Mapping[str, DrafterRecord] = field(default_factory=dict)
-    verify: Line = Line()
-    network: Line = Line()
-    batch: Line = Line()
+    verify: Line = EMPTY_LINE
+    network: Line = EMPTY_LINE
+    batch: Line = EMPTY_LINE
     plain: int = 0
     drafted: int = 0
     promising: bool = False
     probe_after: int = FIRST_PROBE
 
 
-def plan(planner: Planner, max_k: int, drafter: str = "") -> int:
-    """Depth to ask `drafter` for, 0..max_k: the one that promises most tokens per second. Where that is 0,
-    now and then a short probe, repeated while it is accepted whole, so that a text that has become easy is
-    noticed."""
+def served_by(planner: Planner, step_times: StepTimeTable | None) -> Planner:
+    """The planner once a verifier with this table serves the session: what was learned of another's pace goes."""
+    if step_times is planner.step_times:
+        return planner
+    return replace(planner, step_times=step_times, verify=EMPTY_LINE)
+
+
+def plan(planner: Planner, max_k: int, drafter: str = "", context: int = 0) -> int:
+    """Depth to ask `drafter` for, 0..max_k, behind `context` tokens: the one that promises most tokens per second.
+    Where that is 0, now and then a short probe, repeated while it is accepted whole, so that a text that has become
+    easy is noticed."""
     assert max_k >= 0, f"max_k {max_k}"
-    record = planner.drafters.get(drafter)
+    record, most = planner.drafters.get(drafter), max_k
     if record is None or not planner.verify.weight:
-        return min(START, max_k)
+        most = min(START, max_k)
+        if planner.step_times is None:
+            return most
+    record = record or DrafterRecord()
     tokens = [1.0]
-    for survival in _survival(record, max_k):
+    for survival in _survival(record, most):
         tokens.append(tokens[-1] + survival)
-    k = max(range(max_k + 1), key=lambda k: tokens[k] / _seconds(planner, record, k))
+    k = max(range(most + 1), key=lambda k: tokens[k] / _seconds(planner, record, k, context))
     if k == 0 and (planner.promising or planner.plain >= planner.probe_after):
         return min(PROBE, max_k)
     return k
@@ -159,14 +141,30 @@ def _survival(record: DrafterRecord, max_k: int) -> Iterator[float]:
         yield survival
 
 
-def _seconds(planner: Planner, record: DrafterRecord, k: int) -> float:
+def _seconds(planner: Planner, record: DrafterRecord, k: int, context: int) -> float:
     """Expected seconds of a cycle that asks for k. Rows are priced as if every session in the batch did the
     same: a row that slows all of them must not look cheap because each pays a share."""
-    rows = 1 + k * record.rows.y
-    seconds = planner.verify.at(planner.batch.y * rows, VERIFY_FLAT) + planner.network.y
+    rows = 1 + k * (record.rows.y if record.rows.weight else 1.0)
+    seconds = _verify_seconds(planner, max(1.0, planner.batch.y) * rows, context) + planner.network.y
     if k:
-        seconds += record.seconds.at(k * record.depth.y, 0.0) + record.network.y
+        seconds += record.seconds.at(k * record.depth.y) + record.network.y
     return max(seconds, 1e-9)
+
+
+def _verify_seconds(planner: Planner, rows: float, context: int) -> float:
+    """As the table has it, times what cycles took over that; and once they have differed in rows, with the slope that
+    they showed. More rows never cost less, and the slope keeps to what leaves a positive time."""
+    table, line = planner.step_times or UNMEASURED, planner.verify
+    expected = table.estimate(rows, context)
+    if not line.weight:
+        return expected
+    middle = table.estimate(line.x, context)
+    if rows == line.x:
+        return line.y * middle
+    prior = line.y * (expected - middle) / (rows - line.x)
+    through_origin = line.y * middle / line.x
+    slope = prior + middle * line.slope(0.0)
+    return line.y * middle + min(max(slope, 0.0), max(through_origin, prior)) * (rows - line.x)
 
 
 def observe(planner: Planner, cycle: CycleOutcome) -> Planner:
@@ -176,8 +174,8 @@ def observe(planner: Planner, cycle: CycleOutcome) -> Planner:
         rows = cycle.batch_rows or cycle.rows + (cycle.batch - 1) * batch.x
         planner = replace(
             planner,
-            verify=_add_time(planner.verify, rows, cycle.verify_seconds, VERIFY_FLAT),
-            network=_add_time(planner.network, 0.0, cycle.verify_network, 0.0),
+            verify=_add_verify(planner, rows, cycle.context, cycle.verify_seconds),
+            network=_add_time(planner.network, 0.0, cycle.verify_network),
             batch=batch,
         )
     if cycle.asked == 0:
@@ -187,8 +185,8 @@ def observe(planner: Planner, cycle: CycleOutcome) -> Planner:
     if cycle.draft_seconds is not None:
         record = replace(
             record,
-            seconds=_add_time(record.seconds, cycle.depth, cycle.draft_seconds, 0.0),
-            network=_add_time(record.network, 0.0, cycle.draft_network, 0.0),
+            seconds=_add_time(record.seconds, cycle.depth, cycle.draft_seconds),
+            network=_add_time(record.network, 0.0, cycle.draft_network),
         )
     drafted, probe_after = planner.drafted + 1, planner.probe_after
     if planner.plain >= probe_after:
@@ -205,10 +203,16 @@ def observe(planner: Planner, cycle: CycleOutcome) -> Planner:
     )
 
 
-def _add_time(line: Line, x: float, seconds: float, flat: float) -> Line:
+def _add_verify(planner: Planner, rows: float, context: int, seconds: float) -> Line:
+    if planner.verify.weight and planner.verify.y > 0:
+        seconds = min(seconds, OUTLIER * _verify_seconds(planner, rows, context))
+    return planner.verify.add(rows, seconds / (planner.step_times or UNMEASURED).estimate(rows, context))
+
+
+def _add_time(line: Line, x: float, seconds: float) -> Line:
     """One pause must not outweigh all that was measured before it."""
     if line.weight and line.y > 0:
-        seconds = min(seconds, OUTLIER * line.at(x, flat))
+        seconds = min(seconds, OUTLIER * line.at(x))
     return line.add(x, seconds)
 
 

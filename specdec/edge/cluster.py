@@ -42,7 +42,8 @@ class DraftModel:
 class ClusterSpec:
     """target: a model folder, as `python -m specdec.lm.prepare` prints it. draft_model None: n-gram drafts
     only. port, metrics_port: of the coordinator, 0: any free one. device None: the services' own choice. threads: of
-    each model on CPU, None: one per core that its process may use."""
+    each model on CPU, None: one per core that its process may use. tune_seconds: as the target service's flag, None:
+    its default."""
 
     target: str
     draft_model: DraftModel | None = None
@@ -52,6 +53,7 @@ class ClusterSpec:
     dtype: str = "float32"
     device: str | None = None
     threads: int | None = None
+    tune_seconds: float | None = None
     port: int = 0
     metrics_port: int = 0
 
@@ -223,7 +225,10 @@ def _members(spec: ClusterSpec, log_folder: Path) -> tuple[list[Member], Member]
 
 
 def _target_arguments(spec: ClusterSpec, cores: Cores) -> list[str]:
-    return ["--model", spec.target, "--dtype", spec.dtype, "--threads", str(spec.threads or len(cores)), *_device(spec)]
+    return [
+        *("--model", spec.target, "--dtype", spec.dtype, "--threads", str(spec.threads or len(cores)), *_device(spec)),
+        *(("--tune-seconds", str(spec.tune_seconds)) if spec.tune_seconds is not None else ()),
+    ]
 
 
 def _draft_arguments(spec: ClusterSpec, cores: Cores) -> list[str]:

@@ -20,7 +20,6 @@ from specdec.edge.messages import (
     Load,
     OpenSession,
     Refusal,
-    ReplicaInfo,
     StaleContext,
     Timing,
 )
@@ -226,19 +225,3 @@ def decode_refusal(message: common_pb2.Refusal) -> Refusal:
 
 def decode_stale(message: common_pb2.StaleContext) -> StaleContext:
     return StaleContext(message.held)
-
-
-def encode_info(info: ReplicaInfo) -> common_pb2.ReplicaInfo:
-    values = {name: getattr(info, name) for name in _INFO_FIELDS}
-    return common_pb2.ReplicaInfo(load=encode_load(info.load), config=dict(info.config), **values)
-
-
-def decode_info(message: common_pb2.ReplicaInfo) -> ReplicaInfo:
-    values = {name: getattr(message, name) for name in _INFO_FIELDS}
-    values["eos_ids"], values["drafters"] = tuple(message.eos_ids), tuple(message.drafters)
-    return ReplicaInfo(load=decode_load(message.load), config=dict(message.config), **values)
-
-
-_INFO_FIELDS = tuple(
-    field.name for field in common_pb2.ReplicaInfo.DESCRIPTOR.fields if field.name not in ("load", "config")
-)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from specdec.core.draft import Draft, DraftKind
 from specdec.core.sampling import SamplingParams
+from specdec.core.step_time import StepTimeTable
 from specdec.core.tree import EMPTY_TREE, DraftTree, Ids
 from specdec.core.verification import Verification, VerifyForm
 
@@ -70,7 +71,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaInfo:
-    """role: "draft" or "target". config: effective settings as text, secrets left out (`config.describe`)."""
+    """role: "draft" or "target". config: effective settings as text, secrets left out (`config.describe`). step_times:
+    a verifier's, None where nothing was measured."""
 
     role: str
     replica_id: str
@@ -87,6 +89,7 @@ class ReplicaInfo:
     drafters: tuple[str, ...] = ()
     load: Load = Load()
     config: Mapping[str, str] = field(default_factory=dict)
+    step_times: StepTimeTable | None = None
     protocol_version: int = PROTOCOL_VERSION
 
 

@@ -1,72 +1,47 @@
-"""Keys and values of sessions. A `KVSequence` belongs to one session; a `KVPool` says how many tokens fit."""
+"""Keys and values of sessions, in blocks. A `KVSequence` belongs to one session; a `KVPool` shares out the blocks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from specdec.core.errors import ResourceExhausted
 from specdec.core.tree import Ids
+from specdec.lm.blocks import Blocks
+from specdec.lm.network import BLOCK, KVStorage
+from specdec.lm.prefix_cache import Digest, chain_digest, root_digest
 
 _NO_IDS: Ids = np.zeros(0, dtype=np.uint32)
 _NO_PARENTS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-_SLACK = 64  # rows allocated beyond the need, or an eighth of it: growing copies everything
+_NO_BLOCKS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class KVShape:
-    """What one token's keys and values take: layers x 2 x heads x head_dim elements of `dtype`."""
-
-    layers: int
-    heads: int
-    head_dim: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @property
-    def bytes_per_token(self) -> int:
-        return self.layers * 2 * self.heads * self.head_dim * self.dtype.itemsize
+def num_blocks(rows: int) -> int:
+    """Blocks that hold `rows` rows."""
+    return -(-rows // BLOCK)
 
 
 class KVPool:
-    """Accounts for every row that is allocated, in tokens. Not thread-safe: one thread drives a runner."""
+    """Where the sequences of a runner have their blocks from. Not thread-safe: one thread drives a runner."""
 
-    def __init__(self, shape: KVShape, capacity_tokens: int) -> None:
-        self.shape = shape
-        self.capacity = capacity_tokens
-        self._sequences: set[KVSequence] = set()
+    def __init__(self, storage: KVStorage, capacity_tokens: int) -> None:
+        """capacity_tokens: tokens that fit, rounded up to whole blocks."""
+        blocks = num_blocks(capacity_tokens)
+        self.capacity = blocks * BLOCK
+        self._blocks = Blocks(storage, blocks)
 
     @property
     def kv_free(self) -> int:
-        """Tokens that can still be allocated."""
-        return self.capacity - sum(s.allocated for s in self._sequences)
+        """Tokens that can still be allocated; blocks that only the prefix cache keeps are given up for them."""
+        return self._blocks.num_free * BLOCK
 
-    def new_sequence(self) -> KVSequence:
-        """An empty sequence; it takes room only once something is reserved."""
-        return KVSequence(self)
+    @property
+    def evictions(self) -> int:
+        """Blocks that the prefix cache has given up so far."""
+        return self._blocks.cache.evictions
 
-    def allocate(self, sequence: KVSequence, rows: int) -> int:
-        """Rows to give `sequence`, at least `rows`, with slack to grow into where there is room. Slack of
-        other sequences is taken back before anything is refused.
-
-        Raises ResourceExhausted, with nothing changed for `sequence`, when `rows` cannot fit."""
-        room = self.kv_free + sequence.allocated
-        if rows > room:
-            for other in self._sequences - {sequence}:
-                other.trim()
-            room = self.kv_free + sequence.allocated
-        if rows > room:
-            raise ResourceExhausted(
-                f"{rows} tokens of KV wanted, {room} of {self.capacity} free", reason="KV_EXHAUSTED"
-            )
-        self._sequences.add(sequence)
-        return min(room, rows + max(_SLACK, rows // 8))
-
-    def forget(self, sequence: KVSequence) -> None:
-        self._sequences.discard(sequence)
+    def new_sequence(self, salt: bytes = b"") -> KVSequence:
+        """An empty sequence; it takes room only once something is reserved. Only sequences of one salt share blocks."""
+        return KVSequence(self._blocks, salt)
 
 
 class KVSequence:
@@ -74,15 +49,21 @@ class KVSequence:
 
     Row i < num_context holds context token i, at position i. Tree node n > 0 (node 0, the root, is the last
     context row) is row num_context + n - 1, at position num_context - 1 + depth(n). Only rows whose forward
-    has succeeded are counted: a forward that raises leaves the sequence as it was."""
+    has succeeded are counted: a forward that raises leaves the sequence as it was.
 
-    def __init__(self, pool: KVPool) -> None:
+    blocks: int32[allocated / BLOCK], new at every change; row i lies in block i // BLOCK of them. A block full of
+    context is shared with whoever has the same context; a block that is written to is this sequence's own.
+    adopted: how many of its tokens were found in the prefix cache since the last `rewind`."""
+
+    def __init__(self, pool: Blocks, salt: bytes) -> None:
         self._pool = pool
-        self._data: torch.Tensor | None = None
-        self._reserved = 0
+        self._root = root_digest(salt)
+        self._digests: list[Digest] = []  # of the blocks that are full of context
+        self.blocks = _NO_BLOCKS
         self.token_ids: Ids = _NO_IDS
         self.tree_ids: Ids = _NO_IDS
         self.tree_parents: NDArray[np.int64] = _NO_PARENTS
+        self.adopted = 0
 
     @property
     def num_context(self) -> int:
@@ -94,35 +75,51 @@ class KVSequence:
 
     @property
     def allocated(self) -> int:
-        """Rows charged to the pool."""
-        return 0 if self._data is None else int(self._data.shape[3])
+        """Rows of the blocks it holds, shared ones included."""
+        return len(self.blocks) * BLOCK
 
     @property
-    def data(self) -> torch.Tensor:
-        """[layers, 2, heads, allocated, head_dim]: keys at index 0 of the second axis, values at 1."""
-        assert self._data is not None, "nothing was reserved for this sequence"
-        return self._data
+    def room(self) -> int:
+        """Rows in all that `reserve` could make room for now."""
+        return self.allocated + BLOCK * (self._pool.num_free - self._shares_tail)
+
+    def rows(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Where its rows from `start` to `stop` lie in the storage."""
+        return self._lie(np.arange(start, stop))
+
+    def missing(self, rows: int) -> int:
+        """Blocks that `reserve(rows)` has to take."""
+        if rows <= self.num_rows:
+            return 0
+        return max(0, num_blocks(rows) - len(self.blocks)) + self._shares_tail
 
     def reserve(self, rows: int) -> None:
-        """Make room for `rows` rows in all, and keep it until `rewind` or `release`.
+        """Make room for `rows` rows in all, and keep it until `rewind` or `release`. A partly filled block that others
+        hold too is copied first.
 
-        Raises ResourceExhausted before anything is written."""
-        if rows > self.allocated:
-            self._resize(self._pool.allocate(self, rows))
-        self._reserved = max(self._reserved, rows)
-
-    def trim(self) -> None:
-        """Give back rows that hold nothing and are not reserved."""
-        rows = max(self.num_rows, self._reserved)
-        if rows < self.allocated:
-            self._resize(rows)
+        Raises ResourceExhausted, with nothing changed."""
+        if rows <= self.num_rows:
+            return
+        copies, tail = self._shares_tail, self.blocks[self.num_rows // BLOCK :]
+        taken = self._pool.take(self.missing(rows), int(self.blocks[-1]) if len(self.blocks) else None)
+        if copies:
+            assert len(tail) == 1, "room behind a block that must be copied"
+            held = self._lie(np.arange(self.num_rows // BLOCK * BLOCK, self.num_rows))
+            self._pool.storage.move(held, taken[0] * BLOCK + held % BLOCK)
+            self._pool.drop(tail.tolist())
+        else:
+            self._pool.forget(tail.tolist())  # what it was known for is overwritten
+        kept = self.blocks[: len(self.blocks) - copies]
+        self.blocks = np.concatenate([kept, np.array(taken, dtype=np.int32)])
 
     def release(self) -> None:
-        """Drop everything; the sequence is empty and may be used again."""
-        self._data = None
-        self._reserved = 0
-        self.token_ids, self.tree_ids, self.tree_parents = _NO_IDS, _NO_IDS, _NO_PARENTS
-        self._pool.forget(self)
+        """Drop everything; the sequence is empty and may be used again. Its full blocks stay in the prefix cache."""
+        self._keep(_NO_IDS)
+
+    def discard(self) -> None:
+        """Release, and let nobody find its blocks: their contents are not to be trusted."""
+        self._pool.forget(self.blocks.tolist())
+        self.release()
 
     def append(self, token_ids: Ids, tree_ids: Ids, tree_parents: NDArray[np.int64]) -> None:
         """Count rows that a forward has written: context rows, then tree rows."""
@@ -131,6 +128,7 @@ class KVSequence:
         self.tree_ids = np.concatenate([self.tree_ids, tree_ids])
         self.tree_parents = np.concatenate([self.tree_parents, tree_parents])
         assert self.num_rows <= self.allocated, "rows beyond what was reserved"
+        self._publish()
 
     def rewind(self, token_ids: Ids) -> int:
         """Keep what `token_ids`, the new known context, shares with this sequence; return how many rows that
@@ -144,10 +142,61 @@ class KVSequence:
         path = self._matching_path(token_ids[shared:]) if shared == self.num_context else []
         if path:
             self._move([self.num_context + node - 1 for node in path], self.num_context)
-        self.token_ids = np.asarray(token_ids[: shared + len(path)], dtype=np.uint32).copy()
-        self.tree_ids, self.tree_parents = _NO_IDS, _NO_PARENTS
-        self._reserved = 0
+        self._keep(token_ids[: shared + len(path)])
         return self.num_context
+
+    def adopt(self, token_ids: Ids) -> int:
+        """Go on with what the prefix cache has of `token_ids`, of which this sequence holds the first ones (`rewind`
+        first). Returns how many tokens more it holds now."""
+        assert not len(self.tree_ids), "what is found goes behind the context: rewind first"
+        before, full = self.num_context, len(self._digests)
+        found: list[int] = []
+        for end in range((full + 1) * BLOCK, len(token_ids) + 1, BLOCK):
+            digest = self._next_digest(token_ids[end - BLOCK : end])
+            if (block := self._pool.find(digest)) is None:
+                break
+            self._digests.append(digest)
+            found.append(block)
+        if found:
+            self._pool.drop(self.blocks[full:].tolist())  # a block that was full in part
+            self.blocks = np.concatenate([self.blocks[:full], np.array(found, dtype=np.int32)])
+            self.token_ids = np.asarray(token_ids[: self.allocated], dtype=np.uint32).copy()
+        self.adopted += self.num_context - before
+        return self.num_context - before
+
+    @property
+    def _shares_tail(self) -> bool:
+        """Whether the next row would go into a block that others hold too."""
+        return self.num_rows % BLOCK > 0 and self._pool.is_shared(int(self.blocks[self.num_rows // BLOCK]))
+
+    def _lie(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.blocks[rows // BLOCK].astype(np.int64) * BLOCK + rows % BLOCK
+
+    def _next_digest(self, token_ids: Ids) -> Digest:
+        return chain_digest(self._digests[-1] if self._digests else self._root, token_ids)
+
+    def _publish(self) -> None:
+        """Let others find the blocks that have become full of context."""
+        full = self.num_context // BLOCK
+        if full == len(self._digests):
+            return
+        blocks = self.blocks.copy()
+        for i in range(len(self._digests), full):
+            self._digests.append(self._next_digest(self.token_ids[i * BLOCK : (i + 1) * BLOCK]))
+            blocks[i] = self._pool.publish(int(blocks[i]), self._digests[-1])
+        self.blocks = blocks
+
+    def _keep(self, token_ids: Ids) -> None:
+        """Context rows of these tokens, which are in place, and no others. Deep blocks go first and are evicted first:
+        they are worth nothing without those before them."""
+        self.token_ids = np.array(token_ids, dtype=np.uint32)
+        self.tree_ids, self.tree_parents = _NO_IDS, _NO_PARENTS
+        kept = num_blocks(self.num_context)
+        self._pool.drop(self.blocks[kept:].tolist()[::-1])
+        self.blocks = self.blocks[:kept].copy()
+        del self._digests[self.num_context // BLOCK :]
+        self.adopted = 0
+        self._publish()
 
     def _matching_path(self, token_ids: Ids) -> list[int]:
         """Nodes of the longest path from the root whose tokens begin `token_ids`. Equal siblings (drawn with
@@ -168,13 +217,4 @@ class KVSequence:
 
     def _move(self, rows: list[int], to: int) -> None:
         if rows != list(range(to, to + len(rows))):
-            index = torch.tensor(rows, device=self.data.device)
-            self.data[:, :, :, to : to + len(rows)] = self.data.index_select(3, index)
-
-    def _resize(self, rows: int) -> None:
-        shape = self._pool.shape
-        data = torch.empty((shape.layers, 2, shape.heads, rows, shape.head_dim), dtype=shape.dtype, device=shape.device)
-        if self._data is not None:
-            kept = self.num_rows
-            data[:, :, :, :kept] = self._data[:, :, :, :kept]
-        self._data = data if rows else None
+            self._pool.storage.move(self._lie(np.array(rows)), self.rows(to, to + len(rows)))

@@ -1,4 +1,5 @@
-"""Logits -> law: the one function that both services use, so that p and q mean the same.
+"""Logits -> law: the one meaning that both services use, so that p and q mean the same. Here in torch, on any device,
+for many nodes at once; `specdec/lm/native/law.c` gives the same answers from host memory, sooner.
 
 Order (contract.md, sampling parameters): logit bias, repetition, presence and frequency penalties -> masks ->
 temperature -> top-k -> top-p -> min-p. All in float64; ties go to the lowest ids everywhere. Every step works
@@ -8,6 +9,7 @@ same logits."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +18,10 @@ from numpy.typing import NDArray
 
 from specdec.core.errors import InvalidArgument, ReplicaFault
 from specdec.core.sampling import SamplingParams
-from specdec.core.tree import DraftTree, Ids
+from specdec.core.tree import Ids
+from specdec.lm.edits import Edits, edits_of
+from specdec.lm.histories import Histories
+from specdec.lm.question import Question
 
 _FIRST_CANDIDATES = 1024  # of a top-p search; a full sort only where a law is very flat
 
@@ -26,48 +31,45 @@ class EmptyLaw(InvalidArgument):
 
     reason = "EMPTY_LAW"
 
+    def __init__(self) -> None:
+        super().__init__("logit_bias", "-inf", "together with the other parameters it leaves no possible token")
+
 
 class BadLogits(ReplicaFault):
     """The model computed NaN or +inf."""
 
     reason = "NAN_LOGITS"
 
-
-@dataclass(frozen=True, eq=False)
-class Histories:
-    """What penalties and min_tokens count, for the nodes of one session.
-
-    context: uint32[n], prompt and output committed so far; turn_start: index of this turn's first output
-    token. paths: per node, the draft tokens between the context and the node's next token."""
-
-    context: Ids
-    turn_start: int
-    paths: tuple[tuple[int, ...], ...]
-
-    @staticmethod
-    def of_tree(context: Ids, turn_start: int, tree: DraftTree) -> Histories:
-        """Histories of all nodes of `tree`, in node order."""
-        paths: list[tuple[int, ...]] = [()]
-        for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
-            paths.append((*paths[parent], token))
-        return Histories(context, turn_start, tuple(paths))
+    def __init__(self) -> None:
+        super().__init__("the model computed NaN or +inf")
 
 
 @dataclass(frozen=True, eq=False)
 class Laws:
     """Next-token laws of n nodes. p: float64[n, m], rows summing to 1. ids: int64[n, m], ascending in each
     row, the tokens that the columns of p stand for; None: m is the vocabulary and column v is token v.
-    Columns may have p = 0. raw: float32[n, vocabulary], the model's logits, untouched."""
+    Columns may have p = 0. raw: float32[n, vocabulary], the model's logits, untouched.
+
+    bad, empty: bool[n], nodes whose logits are no numbers or that have no possible token; their p means nothing."""
 
     p: torch.Tensor
     ids: torch.Tensor | None
     raw: torch.Tensor
+    bad: torch.Tensor
+    empty: torch.Tensor
 
     def row(self, node: int) -> tuple[Ids, NDArray[np.float64]]:
         """(ids uint32[m] ascending, p float64[m]) of one node, in host memory."""
         p = self.p[node].cpu().numpy()
         ids = np.arange(len(p)) if self.ids is None else self.ids[node].cpu().numpy()
         return ids.astype(np.uint32), p
+
+
+def treatment(params: SamplingParams, vocab_size: int) -> Hashable:
+    """Questions of equal treatment can have their laws formed together."""
+    if params.greedy:
+        return True
+    return params.top_k if 0 < params.top_k < vocab_size else 0, params.top_p < 1.0, params.min_p > 0.0
 
 
 def target_laws(logits: torch.Tensor, histories: Histories, params: SamplingParams, vocab_size: int) -> Laws:
@@ -77,25 +79,39 @@ def target_laws(logits: torch.Tensor, histories: Histories, params: SamplingPara
     probability 0. Greedy (temperature below GREEDY_BELOW) gives point masses.
 
     Raises EmptyLaw (some node has no possible token) or BadLogits."""
-    assert len(logits) == len(histories.paths), "one history per node"
-    raw = logits[:, :vocab_size]
-    _check(raw.amax(-1))
-    scores = _processed(raw, histories, params)
-    _check(scores.amax(-1))
-    if params.greedy:
-        best = scores.argmax(-1, keepdim=True)  # torch returns the first of equal ones
-        return Laws(torch.ones_like(best, dtype=torch.float64), best, raw)
+    laws = joint_laws([Question(logits, histories, params)], vocab_size)
+    if laws.bad.any():
+        raise BadLogits
+    if laws.empty.any():
+        raise EmptyLaw
+    return laws
+
+
+def joint_laws(questions: Sequence[Question], vocab_size: int) -> Laws:
+    """The laws of all nodes of questions of equal treatment, in their order. Raises nothing: see `Laws`."""
+    params = [question.params for question in questions]
+    counts = [len(question.logits) for question in questions]
+    raw = torch.cat([question.logits[:, :vocab_size] for question in questions])
+    best_raw = raw.amax(-1)
+    scores = _scores(raw, questions, counts)
+    best = scores.amax(-1)
+    bad = ~(torch.isfinite(best_raw) | (best_raw == -torch.inf)) | torch.isnan(best) | (best == torch.inf)
+    empty = (best_raw == -torch.inf) | (best == -torch.inf)
+    if params[0].greedy:
+        y = scores.argmax(-1, keepdim=True)  # torch returns the first of equal ones
+        return Laws(torch.ones_like(y, dtype=torch.float64), y, raw, bad, empty)
+    temperature, top_p, min_p = _columns([(p.temperature, p.top_p, p.min_p) for p in params], counts, raw.device)
     ids = None
-    if 0 < params.top_k < vocab_size:
-        ids = top_k_ids(scores, params.top_k)
+    if 0 < params[0].top_k < vocab_size:
+        ids = top_k_ids(scores, params[0].top_k)
         scores = scores.gather(-1, ids)
-    scores = scores / params.temperature
+    scores = scores / temperature
     weights = torch.exp(scores - scores.amax(-1, keepdim=True))
-    if params.top_p < 1.0:
-        weights, ids = _top_p(weights, ids, params.top_p)
-    if params.min_p > 0.0:
-        weights = torch.where(weights >= params.min_p, weights, 0.0)  # the likeliest token weighs exactly 1
-    return Laws(weights / _sums(weights), ids, raw)
+    if params[0].top_p < 1.0:
+        weights, ids = _top_p(weights, ids, top_p)
+    if params[0].min_p > 0.0:
+        weights = torch.where(weights >= min_p, weights, 0.0)  # the likeliest token weighs exactly 1
+    return Laws(weights / _sums(weights), ids, raw, bad, empty)
 
 
 def top_k_ids(values: torch.Tensor, k: int) -> torch.Tensor:
@@ -104,16 +120,16 @@ def top_k_ids(values: torch.Tensor, k: int) -> torch.Tensor:
     top, columns = torch.topk(values, k, sorted=False)
     least = top.amin(-1, keepdim=True)
     tied = (values == least).sum(-1) != (top == least).sum(-1)
-    for row in tied.nonzero()[:, 0].tolist():
-        over = (values[row] > least[row]).nonzero()[:, 0]
-        equal = (values[row] == least[row]).nonzero()[:, 0]
-        columns[row] = torch.cat([over, equal[: k - len(over)]])
+    if bool(tied.any()):
+        over, equal = values > least, values == least
+        wanted = over | (equal & (equal.cumsum(-1) <= k - over.sum(-1, keepdim=True)))
+        columns = torch.where(tied[:, None], torch.topk(wanted.byte(), k, sorted=False).indices, columns)
     return columns.sort(-1).values
 
 
-def top_p_kept(p: torch.Tensor, top_p: float) -> torch.Tensor:
+def top_p_kept(p: torch.Tensor, top_p: float | torch.Tensor) -> torch.Tensor:
     """bool[n, m]: the smallest prefix with mass >= top_p of p[n, m], whose rows fall. A mass of exactly top_p
-    suffices."""
+    suffices. top_p: one for all, or [n, 1]."""
     before = p.cumsum(-1).roll(1, -1)
     before[:, 0] = 0.0
     kept: torch.Tensor = before < top_p
@@ -121,63 +137,34 @@ def top_p_kept(p: torch.Tensor, top_p: float) -> torch.Tensor:
     return kept
 
 
-def _check(best: torch.Tensor) -> None:
-    """best: the largest score of each row; a NaN anywhere makes it NaN."""
-    if torch.isfinite(best).all():
-        return
-    if (torch.isnan(best) | (best == torch.inf)).any():
-        raise BadLogits("the model computed NaN or +inf")
-    raise EmptyLaw("logit_bias", "-inf", "together with the other parameters it leaves no possible token")
-
-
-def _processed(raw: torch.Tensor, histories: Histories, params: SamplingParams) -> torch.Tensor:
-    """float64[n, V]: bias, penalties, masks."""
+def _scores(raw: torch.Tensor, questions: Sequence[Question], counts: list[int]) -> torch.Tensor:
+    """[n, V]: bias, penalties, masks. float64, but where greedy nodes have nothing of it: their logits."""
+    parts: list[tuple[int, Edits]] = []
+    first = 0
+    for question, count in zip(questions, counts, strict=True):
+        edits = edits_of(question.histories, question.params, raw.shape[1])
+        if edits is not None:
+            parts.append((first, edits))
+        first += count
+    if not parts:
+        return raw if questions[0].params.greedy else raw.double()
     scores = raw.double()
-    vocab_size = raw.shape[1]
-    if params.logit_bias:
-        ids, values = zip(*params.logit_bias, strict=True)
-        bias = torch.tensor(values, dtype=torch.float64, device=raw.device)
-        scores.index_add_(1, torch.tensor(ids, device=raw.device), bias.expand(len(scores), -1))
-    if params.penalised:
-        _penalise(scores, histories, params)
-    output = len(histories.context) - histories.turn_start
-    early = [i for i, path in enumerate(histories.paths) if output + len(path) < params.min_tokens]
-    ends = [id_ for id_ in params.end_ids if id_ < vocab_size]
-    if early and ends:
-        rows = torch.tensor(early, device=raw.device)
-        scores[rows[:, None], torch.tensor(ends, device=raw.device)] = -torch.inf
+    edits = Edits.joined(parts)
+    rows, ids = (torch.from_numpy(x).to(raw.device, non_blocking=True) for x in (edits.rows, edits.ids))
+    scores[rows, ids] = edits.scores(raw)
     return scores
 
 
-def _penalise(scores: torch.Tensor, histories: Histories, params: SamplingParams) -> None:
-    """Penalise, in place, the tokens of context and path. A token on a path gets one penalty from its whole
-    count, never a second one on top: rounding must not tell committed from drafted tokens."""
-    turn = histories.context[histories.turn_start :]
-    counts = np.bincount(turn, minlength=scores.shape[1])
-    common = np.unique(turn if params.repetition_penalty == 1.0 else histories.context).astype(np.int64)
-    drafted = [
-        (row, token, counts[token] + path.count(token))
-        for row, path in enumerate(histories.paths)
-        for token in set(path)
-    ]
-    columns, in_turn = (torch.from_numpy(x).to(scores.device) for x in (common, counts[common]))
-    rows, tokens, totals = torch.tensor(drafted, dtype=torch.int64, device=scores.device).view(-1, 3).T
-    unpenalised = scores[rows, tokens]
-    scores[:, columns] = _penalised(scores[:, columns], in_turn, params)
-    scores[rows, tokens] = _penalised(unpenalised, totals, params)
+def _columns(values: list[tuple[float, ...]], counts: list[int], device: torch.device) -> Sequence[torch.Tensor]:
+    """One float64[n, 1] for each number of the tuples, repeated for each node of a question."""
+    rows = np.repeat(np.array(values, dtype=np.float64), counts, axis=0)
+    return torch.from_numpy(rows).to(device, non_blocking=True).T[..., None].unbind()
 
 
-def _penalised(scores: torch.Tensor, counts: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Scores of tokens that occur in prompt or output; counts: how often in this turn's output, the path
-    included."""
-    r = params.repetition_penalty
-    if r != 1.0:
-        scores = torch.where(scores > 0, scores / r, scores * r)
-    return scores - (params.frequency_penalty * counts.double() + params.presence_penalty * (counts > 0).double())
-
-
-def _top_p(weights: torch.Tensor, ids: torch.Tensor | None, top_p: float) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(weights, ids) cut to the nucleus of each row, narrow where the law allows it."""
+def _top_p(
+    weights: torch.Tensor, ids: torch.Tensor | None, top_p: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(weights, ids) cut to the nucleus of each row, narrow where the laws allow it. top_p: [n, 1]."""
     p = weights / _sums(weights)
     width = p.shape[1]
     count = min(_FIRST_CANDIDATES, width)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -18,10 +18,13 @@ from transformers.utils.hub import cached_file
 
 from specdec.core.errors import ConfigError
 from specdec.core.tokenizer_hash import tokenizer_hash, tokenizer_vocab_size
-from specdec.lm.ragged import ATTENTION
+from specdec.lm.network import Network
+from specdec.lm.networks import AUTO, Dtype, build_network
 
-Dtype = Literal["float32", "bfloat16"]
-DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+__all__ = ["DTYPES", "Dtype", "LoadedModel", "load_model"]
+
+# What activations and KV are held in; int8 weights are rounded from bfloat16 ones.
+DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
 _SAMPLES = 64  # values of each weight that enter the fingerprint
 _VOLATILE = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures"}
 
@@ -33,7 +36,7 @@ class LoadedModel:
     vocab_size: ids the tokenizer knows, at most the padded width of the embedding. tokenizer_hash: of the id
     -> token table. fingerprint: of the weights as served; another dtype or depth is another model."""
 
-    model: PreTrainedModel
+    network: Network
     name: str
     vocab_size: int
     tokenizer_hash: str
@@ -44,28 +47,33 @@ class LoadedModel:
     device: str
 
 
-def load_model(path: str, *, dtype: Dtype, device: str, num_layers: int | None = None) -> LoadedModel:
+def load_model(
+    path: str, *, dtype: Dtype, device: str, num_layers: int | None = None, network: str = AUTO
+) -> LoadedModel:
     """Load a `transformers` causal LM by folder or hub name (HF_HUB_OFFLINE is respected, remote code never
     runs).
 
+    dtype: of weights, activations and KV; "int8": weights of int8 with a scale per output channel, the rest bfloat16.
     num_layers: serve a truncated copy, the first layers with the model's own final norm and head.
+    network: what computes it, one of `specdec.lm.networks.NETWORKS`, or "auto".
 
-    Raises ConfigError naming what cannot work: an unknown dtype or device, a depth the model does not have, a
+    Raises ConfigError naming what cannot work: an unknown dtype, device or network, a depth the model does not have, a
     path that is no model, an architecture whose attention cannot be replaced."""
     if dtype not in DTYPES:
         raise ConfigError("dtype", dtype, f"choose one of {', '.join(DTYPES)}")
     config = _config(path, num_layers)
     model = _weights(path, config, dtype, device)
     vocab_size, tokenizer_hash = _vocabulary(path, int(config.vocab_size))
+    fingerprint, eos_ids = _fingerprint(model, dtype), _eos_ids(model)
     return LoadedModel(
-        model=model,
+        network=build_network(network, model, dtype),
         name=Path(path).name if Path(path).is_dir() else path,
         vocab_size=vocab_size,
         tokenizer_hash=tokenizer_hash,
-        fingerprint=_fingerprint(model, dtype),
+        fingerprint=fingerprint,
         dtype=dtype,
         max_context=int(config.max_position_embeddings),
-        eos_ids=_eos_ids(model),
+        eos_ids=eos_ids,
         device=device,
     )
 
@@ -88,14 +96,10 @@ def _config(path: str, num_layers: int | None) -> Any:
 def _weights(path: str, config: Any, dtype: Dtype, device: str) -> PreTrainedModel:
     try:
         with _quietly():
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                path, config=config, dtype=DTYPES[dtype], attn_implementation=ATTENTION
-            )
+            model: Any = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=DTYPES[dtype])
             model.to(device)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError("model", path, f"cannot be loaded: {_headline(error)}") from error
-    if not model._supports_attention_backend:
-        raise ConfigError("model", type(model).__name__, "its attention cannot be replaced: serve another family")
     model.eval().requires_grad_(False)
     return model  # type: ignore[no-any-return]
 

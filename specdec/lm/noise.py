@@ -20,7 +20,7 @@ def target_noise(keys: Sequence[int], ids: torch.Tensor) -> torch.Tensor:
 
     keys: n 64-bit words, `specdec.core.randomness.target_key` of each node. ids: int64[m], the same tokens
     for every node, or int64[n, m]."""
-    words = torch.from_numpy(np.array(keys, dtype=np.uint64).view(np.int64)).to(ids.device)
+    words = torch.from_numpy(np.array(keys, dtype=np.uint64).view(np.int64)).to(ids.device, non_blocking=True)
     r = words[:, None] + (ids + 1) * _GOLDEN
     scratch = torch.empty_like(r)  # fresh memory costs more than the arithmetic
     r.bitwise_xor_(_shifted(r, 30, scratch)).mul_(_MIX_1)

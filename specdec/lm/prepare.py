@@ -29,7 +29,7 @@ _CHUNK = 1 << 16
 def prepare(spec: str) -> Path:
     """The folder to give to `load_model`. Raises ConfigError naming what is missing and how to get it."""
     if spec == SMOLLM2:
-        return _from_gguf(_installed_smollm2(), sha256=SMOLLM2_SHA256)
+        return _from_gguf(installed_smollm2(), sha256=SMOLLM2_SHA256)
     path = Path(spec).expanduser()
     if path.is_dir():
         return _checked(path)
@@ -66,7 +66,7 @@ def _from_hub(name: str) -> Path:
     return _checked(Path(folder))
 
 
-def _installed_smollm2() -> Path:
+def installed_smollm2() -> Path:
     """The package is never imported: it would want llama-cpp-python, which --no-deps leaves out."""
     try:
         files = importlib.metadata.files(SMOLLM2_PACKAGE) or []

@@ -1,26 +1,19 @@
-"""The layout of one ragged forward, and the attention that reads it.
+"""The layout of one ragged forward: which rows are computed, where they are kept, and what each may see.
 
-All rows of all segments form one packed row [1, total] with explicit positions. `transformers` hands every
-layer's queries, keys and values to `attend` (registered as attention "specdec"), which writes the keys and
-values into the sequences' own rows and lets each query see its own sequence only: its context, and for tree
-rows its ancestors."""
+All rows of all segments form one packed row with explicit positions. Each query sees its own sequence only: its
+context, and for tree rows its ancestors. Everything here is numpy: networks bring it to where they compute."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from transformers import AttentionInterface
 
-from specdec.core.errors import ConfigError
 from specdec.core.tree import Ids
 from specdec.lm.kv import KVSequence
-
-ATTENTION = "specdec"
+from specdec.lm.network import BLOCK
 
 
 def _no_ids() -> Ids:
@@ -59,65 +52,72 @@ class Segment:
         return len(self.token_ids) + len(self.tree_ids)
 
 
-@dataclass(frozen=True, eq=False)
-class _Placed:
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed:
     """One segment in the packed row. first, last: its packed rows. start, end: its rows in the sequence.
-    data: [layers, 2, heads, end, head_dim]. positions: int64[end], of every row of the sequence. visible:
-    bool[rows, end - base] for columns from `base` on (all earlier columns are visible), None when every row
-    sees every column."""
+    blocks: int32[ceil(end / BLOCK)], the block table: row r of the sequence is slot r % BLOCK of block
+    blocks[r // BLOCK]. positions: int64[end], of every row of the sequence. visible: bool[rows, end - base] for
+    columns from `base` on (all earlier columns are visible), None when every row sees every column."""
 
     first: int
     last: int
     start: int
     end: int
-    data: torch.Tensor
+    blocks: NDArray[np.int32]
     positions: NDArray[np.int64]
     base: int
     visible: NDArray[np.bool_] | None
 
 
-class RaggedBatch:
-    """One forward's rows. input_ids, position_ids: int64[1, total]; wanted_rows: int64[sum of wanted]."""
+Visible = tuple[int, NDArray[np.bool_]] | None
 
-    def __init__(self, segments: Sequence[Segment], placed: list[_Placed], device: str) -> None:
+
+class RaggedBatch:
+    """One forward's rows. input_ids, position_ids: int64[total]. wanted_rows: int64[sum of wanted], packed rows.
+    write_rows: int64[total], the KV row (slot of its block, blocks laid end to end) of every packed row."""
+
+    def __init__(self, segments: Sequence[Segment], placed: list[Placed]) -> None:
         self._segments = segments
         self.placed = placed
-        ids = np.concatenate([np.concatenate([s.token_ids, s.tree_ids]) for s in segments])
-        positions = np.concatenate([p.positions[p.start :] for p in placed])
-        wanted = np.concatenate([np.arange(p.last - s.wanted, p.last) for s, p in zip(segments, placed, strict=True)])
-        self.input_ids = torch.from_numpy(ids.astype(np.int64)).to(device)[None]
-        self.position_ids = torch.from_numpy(positions).to(device)[None]
-        self.wanted_rows = torch.from_numpy(wanted).to(device)
-        self._masks: dict[int | None, list[tuple[int, torch.Tensor] | None]] = {}
+        pairs = list(zip(segments, placed, strict=True))
+        self.input_ids = np.concatenate([part for s in segments for part in (s.token_ids, s.tree_ids)]).astype(np.int64)
+        self.position_ids = np.concatenate([p.positions[p.start :] for p in placed])
+        self.wanted_rows = np.concatenate([np.arange(p.last - s.wanted, p.last) for s, p in pairs])
+        self.write_rows = np.concatenate([s.sequence.rows(p.start, p.end) for s, p in pairs])
+        self._visible: dict[int | None, list[Visible]] = {}
 
     @staticmethod
-    def of(segments: Sequence[Segment], device: str) -> RaggedBatch:
+    def of(segments: Sequence[Segment]) -> RaggedBatch:
         """Reserve room for every segment, then lay them out. Raises ResourceExhausted before anything is
         written."""
         assert segments, "a forward without segments"
         assert len({id(s.sequence) for s in segments}) == len(segments), "one sequence twice in a forward"
         for s in segments:
             s.sequence.reserve(s.sequence.num_rows + s.rows)
-        placed: list[_Placed] = []
+        placed: list[Placed] = []
         for s in segments:
             placed.append(_place(s, placed[-1].last if placed else 0))
-        return RaggedBatch(segments, placed, device)
+        return RaggedBatch(segments, placed)
+
+    @property
+    def total(self) -> int:
+        return len(self.input_ids)
 
     def commit(self) -> None:
         """Count the rows as held. Only after the forward has succeeded."""
         for s in self._segments:
             s.sequence.append(s.token_ids, s.tree_ids, s.tree_parents)
 
-    def masks(self, window: int | None, dtype: torch.dtype) -> list[tuple[int, torch.Tensor] | None]:
-        """Per segment: (first masked column, additive mask [rows, columns from there on]), built once per
-        forward."""
-        if window not in self._masks:
-            device = self.input_ids.device
-            self._masks[window] = [_mask(p, window, dtype, device) for p in self.placed]
-        return self._masks[window]
+    def visible(self, window: int | None) -> list[Visible]:
+        """Per segment: (base, bool[rows, end - base]), what each row sees of the columns from base on; it sees all
+        before. None: every row sees every column. `window`: a row sees itself and the window - 1 positions before
+        it. Computed once per forward."""
+        if window not in self._visible:
+            self._visible[window] = [_visible(p, window) for p in self.placed]
+        return self._visible[window]
 
 
-def _place(segment: Segment, first: int) -> _Placed:
+def _place(segment: Segment, first: int) -> Placed:
     sequence = segment.sequence
     start, base = sequence.num_rows, sequence.num_context
     end = start + segment.rows
@@ -127,11 +127,11 @@ def _place(segment: Segment, first: int) -> _Placed:
     positions = np.concatenate([np.arange(context), context - 1 + depths])
     visible = None
     if segment.rows > 1 or len(parents):
-        visible = np.tri(end - base, dtype=np.bool_)
-        visible[context - base :, context - base :] = ancestors
-        visible = visible[start - base :]
-    data = sequence.data[:, :, :, :end]
-    return _Placed(first, first + segment.rows, start, end, data, positions, base, visible)
+        visible = np.tri(segment.rows, end - base, start - base, dtype=np.bool_)
+        if len(parents):
+            visible[max(0, context - start) :, context - base :] = ancestors[max(0, start - context) :]
+    blocks = sequence.blocks[: -(-end // BLOCK)]
+    return Placed(first, first + segment.rows, start, end, blocks, positions, base, visible)
 
 
 def _ancestors(parents: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
@@ -148,9 +148,7 @@ def _ancestors(parents: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[n
     return sees, depths
 
 
-def _mask(
-    placed: _Placed, window: int | None, dtype: torch.dtype, device: torch.device
-) -> tuple[int, torch.Tensor] | None:
+def _visible(placed: Placed, window: int | None) -> Visible:
     base, visible = placed.base, placed.visible
     if window is not None and placed.positions.max() >= window:
         rows = placed.end - placed.start
@@ -161,53 +159,4 @@ def _mask(
         base, visible = 0, full & (distance < window)
     if visible is None or visible.all():
         return None
-    mask = torch.zeros(visible.shape, dtype=dtype)
-    mask.masked_fill_(torch.from_numpy(~visible), float("-inf"))
-    return base, mask.to(device)
-
-
-def attend(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    ragged: RaggedBatch,
-    scaling: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    **unused: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention of one layer. query: [1, heads, total, D], key and value: [1, kv_heads, total, D], rope
-    applied. Returns [1, total, heads, D].
-
-    The query group of each KV head is folded into rows, [kv_heads, group x rows, D], so that one pair of
-    matmuls per sequence does; softmax in float32.
-
-    Raises ConfigError for attention that is more than scaled dot products over a causal or sliding window."""
-    if softcap is not None or s_aux is not None:
-        raise ConfigError("model", type(module).__name__, "attention with soft caps or sinks is not served")
-    layer = cast(int, module.layer_idx)
-    _, heads, total, dim = query.shape
-    kv_heads = key.shape[1]
-    out = torch.empty((total, heads, dim), dtype=query.dtype, device=query.device)
-    query = query[0] * scaling
-    for placed, mask in zip(ragged.placed, ragged.masks(sliding_window, query.dtype), strict=True):
-        first, last, start = placed.first, placed.last, placed.start
-        keys, values = placed.data[layer, 0], placed.data[layer, 1]
-        keys[:, start:] = key[0, :, first:last]
-        values[:, start:] = value[0, :, first:last]
-        folded = query[:, first:last].reshape(kv_heads, -1, dim)
-        scores = torch.matmul(folded, keys.transpose(1, 2))
-        if mask is not None:
-            base, additive = mask
-            scores.view(kv_heads, heads // kv_heads, last - first, -1)[..., base:] += additive
-        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-        mixed = torch.matmul(weights, values)
-        out[first:last] = mixed.view(heads, last - first, dim).transpose(0, 1)
-    return out[None], None
-
-
-AttentionInterface.register(ATTENTION, attend)
+    return base, visible

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from specdec.lm.kv import KVPool, KVSequence, KVShape
+from specdec.lm.kv import KVPool, KVSequence, num_blocks
 from specdec.lm.loading import LoadedModel
 from specdec.lm.ragged import RaggedBatch, Segment
 
@@ -32,7 +32,8 @@ class Runner:
     def __init__(self, loaded: LoadedModel, kv_tokens: int) -> None:
         """kv_tokens: tokens whose keys and values may be held at the same time, by all sequences together."""
         self.loaded = loaded
-        self.pool = KVPool(_kv_shape(loaded), kv_tokens)
+        self._storage = loaded.network.new_storage(num_blocks(kv_tokens))
+        self.pool = KVPool(self._storage, kv_tokens)
 
     def new_sequence(self) -> KVSequence:
         """An empty sequence of this runner's pool."""
@@ -46,26 +47,8 @@ class Runner:
 
         Raises ResourceExhausted before any row is written when the rows do not fit the pool. Whatever the
         model itself raises passes through, and every sequence still holds exactly what it held before."""
-        batch = RaggedBatch.of(segments, self.loaded.device)
+        batch = RaggedBatch.of(segments)
         with torch.inference_mode():
-            logits = self.loaded.model(
-                input_ids=batch.input_ids,
-                position_ids=batch.position_ids,
-                use_cache=False,
-                logits_to_keep=batch.wanted_rows,
-                ragged=batch,
-            ).logits[0]
+            logits = self.loaded.network.forward(batch, self._storage)
         batch.commit()
-        return list(torch.split(logits.float(), [s.wanted for s in segments]))
-
-
-def _kv_shape(loaded: LoadedModel) -> KVShape:
-    config = loaded.model.config
-    heads = config.num_attention_heads
-    return KVShape(
-        layers=config.num_hidden_layers,
-        heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        dtype=loaded.model.dtype,
-        device=torch.device(loaded.device),
-    )
+        return list(torch.split(logits, [s.wanted for s in segments]))

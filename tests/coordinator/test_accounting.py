@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from specdec.core.planner import START
+from specdec.core.step_time import StepTimeTable
 from tests.fakes.scripted import Scripted
 from tests.fakes.stack import Answer, Stack, scripted_drafter, scripted_target, stack, until
 from tests.fakes.tables import FIRST_LETTER, MARKOV_5, MARKOV_5_DRAFT, counter, letters_folder
@@ -221,6 +222,18 @@ async def test_what_one_request_taught_the_planner_stays_with_it(tmp_path: Path)
     assert k_first[0] == k_second[0] == START
     assert len(k_first) < first.stats.cycles - 10, "most of its cycles were plain"
     assert second.stats.accepted_tokens > 30
+
+
+async def test_a_verifiers_own_step_times_shape_the_first_draft(tmp_path: Path) -> None:
+    """Three rows cost twice what two do; a verifier that says nothing gets the starting k."""
+    folder = letters_folder(tmp_path / "m", SIZE)
+    table = StepTimeTable.of((1, 2, 3, 64), (0,), [[0.01], [0.01], [0.02], [0.02]])
+    for step_times, first in ((table, 1), (None, START)):
+        drafter = scripted_drafter(COUNTER, folder, propose=oracle)
+        target = scripted_target(COUNTER, folder, info_overrides={"step_times": step_times})
+        async with stack(folder, [target], [drafter]) as s:
+            await s.generate(token_ids=[1], max_tokens=20, temperature=0.0)
+        assert drafter.requests[0][1].num_draft_tokens == first
 
 
 @pytest.mark.scenario("B129")

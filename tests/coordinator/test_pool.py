@@ -16,6 +16,7 @@ from coordinator import readiness, replica
 from coordinator.readiness import watch_readiness
 from specdec.core.errors import Unavailable
 from specdec.core.sampling import SamplingParams
+from specdec.core.step_time import StepTimeTable
 from specdec.edge.channel import open_channel
 from tests.fakes.scripted import Request
 from tests.fakes.stack import Answer, scripted_drafter, scripted_target, serve_replica, stack, until
@@ -35,6 +36,7 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
     "role": ({"role": "coordinator"}, "a 'coordinator' replica in the"),
     "tokenizer": ({"tokenizer_hash": "feedbeef"}, "feedbeef, ours"),
     "vocabulary": ({"vocab_size": 7}, "7 tokens, we have 5"),
+    "info": ({"step_times": StepTimeTable((4, 2), (0,), ((1.0,), (1.0,)))}, "must ascend"),
 }
 
 

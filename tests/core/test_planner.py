@@ -20,8 +20,10 @@ from specdec.core.planner import (
     expected_tokens,
     observe,
     plan,
+    served_by,
     speedup,
 )
+from specdec.core.step_time import StepTimeTable
 
 MAX_K = 12
 
@@ -301,3 +303,62 @@ def test_speculation_backs_off_when_the_verifier_is_saturated(n: int, rows_told:
 def test_speculation_gains_where_there_is_room() -> None:
     """Concurrency 1, acceptance .8."""
     assert crowd(1, 0.8, 500) >= 1.5 * crowd(1, 0.8, 500, fixed=0)
+
+
+# With the verifier's own table.
+
+STEP_TABLE = StepTimeTable.of((1, 4, 5, 8), (0, 4000), [[10.0, 20.0], [10.0, 20.0], [20.0, 30.0], [20.0, 30.0]])
+FLAT_TABLE = StepTimeTable.of((1, 64), (0,), [[10.0], [11.0]])
+STEEP_TABLE = StepTimeTable.of((1, 64), (0,), [[10.0], [640.0]])
+
+
+def test_a_table_with_a_step_keeps_the_first_draft_below_it() -> None:
+    """Five rows cost twice what four do: three draft tokens and the root, before anything was seen. Then the same."""
+    planner = Planner(step_times=STEP_TABLE)
+    assert plan(planner, MAX_K) == 3
+    assert plan(Planner(step_times=FLAT_TABLE), MAX_K) == START
+    assert plan(Planner(), MAX_K) == START
+    world = World(lambda i: 0.8, draft=0.2, verify=lambda rows: STEP_TABLE.estimate(rows, 0))
+    _, ks, rate = live(world, 300, planner)
+    assert ks[-200:].count(3) > 190
+    assert rate > 1.05 * live(world, 300, k=4)[2]
+
+
+def test_the_step_is_found_at_the_context_that_there_is() -> None:
+    """Behind a long context the prompt's keys cost more than a few rows, so the step is none."""
+    long = StepTimeTable.of((1, 4, 5, 8), (0, 4000), [[10.0, 90.0], [10.0, 90.0], [20.0, 91.0], [20.0, 91.0]])
+    planner = Planner(step_times=long)
+    assert plan(planner, MAX_K, context=0) == 3
+    assert plan(planner, MAX_K, context=4000) == START
+
+
+def test_where_rows_are_dear_by_the_table_nothing_is_drafted_but_probes() -> None:
+    planner = Planner(step_times=STEEP_TABLE)
+    world = World(lambda i: 0.5, draft=0.0, verify=lambda rows: STEEP_TABLE.estimate(rows, 0))
+    _, ks, rate = live(world, 200, planner)
+    assert ks[: FIRST_PROBE + 1] == [0] * FIRST_PROBE + [2]
+    assert rate > 0.95 * live(world, 200, k=0)[2]
+
+
+@pytest.mark.parametrize(("table", "share"), [(FLAT_TABLE, 0.9), (STEP_TABLE, 0.83)])
+@pytest.mark.parametrize("alpha", [0.5, 0.8])
+def test_a_table_that_is_wrong_is_corrected_by_what_cycles_take(
+    table: StepTimeTable, share: float, alpha: float
+) -> None:
+    """In another unit too: a hundredth of the table's seconds. In truth rows are dear, or there is no step."""
+    for per_row in (0.001, 0.04):
+        world = World(lambda i: alpha, draft=0.005, verify=lambda rows, c=per_row: 0.1 + c * rows)  # type: ignore[misc]
+        best = max(expected_tokens(alpha, k) / (0.005 * k + 0.1 + per_row * (k + 1)) for k in range(MAX_K + 1))
+        planner, _, _ = live(world, 300, Planner(step_times=table))
+        assert live(world, 800, planner)[2] > share * best, per_row
+
+
+def test_another_verifier_brings_its_table_and_what_was_learned_of_the_first_one_goes() -> None:
+    world = World(lambda i: 0.9, exact=True, draft=0.01, verify=lambda rows: FLAT_TABLE.estimate(rows, 0))
+    planner, ks, _ = live(world, 100, Planner(step_times=FLAT_TABLE))
+    assert ks[-1] > START
+    assert served_by(planner, FLAT_TABLE) is planner
+    moved = served_by(planner, STEP_TABLE)
+    assert plan(moved, MAX_K) == 3
+    assert moved.drafters is planner.drafters
+    assert plan(served_by(planner, None), MAX_K) == START

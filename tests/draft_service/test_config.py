@@ -13,6 +13,7 @@ GIVEN = {
     "model": "/models/tiny",
     "num_layers": "3",
     "dtype": "bfloat16",
+    "network": "stock",
     "device": "cuda:1",
     "host": "0.0.0.0",
     "port": "50099",

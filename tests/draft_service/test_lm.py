@@ -19,7 +19,10 @@ from specdec.core.sampling import SamplingParams
 from specdec.core.tree import Ids
 from specdec.edge.telemetry import ReplicaMetrics
 from specdec.lm.kv import KVSequence
-from specdec.lm.loading import LoadedModel
+from specdec.lm.loading import LoadedModel, load_model
+from specdec.lm.network import BLOCK
+from specdec.lm.runner import Runner
+from specdec.lm.torch_kv import TorchKV
 from tests.draft_service.conftest import MAX_CONTEXT, VOCAB, Clock, TickingRunner
 from tests.draft_service.jobs import GREEDY, draft_all, draft_one, ids, job, random_ids, tokens
 
@@ -190,44 +193,75 @@ def test_no_position_beyond_the_window_is_computed_and_no_token_beyond_it_drafte
 def test_the_window_is_the_models_or_the_pools_whichever_is_smaller(new_drafter: NewDrafter) -> None:
     """The effective limit of a drafter is visible in its Info."""
     assert new_drafter().model.max_context == MAX_CONTEXT
-    small = new_drafter(kv_tokens=50)
-    assert small.model.max_context == 50
-    assert draft_one(small, job(random_ids(1, 48), 5)).tree.num_draft_tokens == 2
+    small = new_drafter(kv_tokens=2 * BLOCK)
+    assert small.model.max_context == 2 * BLOCK
+    assert draft_one(small, job(random_ids(1, 2 * BLOCK - 2), 5)).tree.num_draft_tokens == 2
 
 
 @pytest.mark.scenario("B91")
 def test_a_full_pool_evicts_and_drafts_on(new_drafter: NewDrafter) -> None:
     """Sessions that stay open and fill the draft's KV must not turn speculation off."""
-    drafter = new_drafter(kv_tokens=100)
+    drafter = new_drafter(kv_tokens=4 * BLOCK)
     sessions = [DraftSession() for _ in range(4)]
     for seed, session in enumerate([*sessions, *sessions]):
         draft = draft_one(drafter, job(random_ids(seed % 4, 40), 5, session=session))
         assert tokens(draft) == tokens(draft_one(new_drafter(), job(random_ids(seed % 4, 40), 5)))
-        assert 0 <= drafter.kv_free <= 100
+        assert 0 <= drafter.kv_free <= 4 * BLOCK
 
 
 @pytest.mark.scenario("B91")
 def test_the_least_recently_drafted_session_is_evicted_first(new_drafter: NewDrafter) -> None:
-    """...and only as many as are needed."""
-    drafter = new_drafter(kv_tokens=150)
-    first, second, third = (DraftSession() for _ in range(3))
-    for session in (first, second, first, third):
+    """...and only as many as are needed. What is left of it in the cache is found again."""
+    drafter = new_drafter(kv_tokens=5 * BLOCK)
+    first, second, third = sessions = [DraftSession() for _ in range(3)]
+
+    def computed(session: DraftSession) -> int:
         session.computed_tokens = 0
-        draft_one(drafter, job(random_ids(1, 60), 3, session=session))
-    assert third.computed_tokens == 60
+        draft_one(drafter, job(random_ids(sessions.index(session), 60), 3, session=session))
+        return session.computed_tokens
+
+    assert [computed(session) for session in (first, second, first, third)] == [60, 60, 1, 60]
     assert first in drafter._sequences and second not in drafter._sequences
-    first.computed_tokens = 0
-    draft_one(drafter, job(random_ids(1, 60), 3, session=first))
-    assert first.computed_tokens == 1
+    assert computed(first) == 1
+    assert computed(second) == 60 - BLOCK and third not in drafter._sequences
+
+
+def test_a_new_stream_finds_the_context_of_the_last_one(
+    loaded: LoadedModel, metrics: ReplicaMetrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversation comes back with each turn, on a stream of its own; so does a prompt that many share."""
+    hits: dict[str, int] = {}
+
+    def count(tokens: int, *, tier: str) -> None:
+        hits[tier] = hits.get(tier, 0) + tokens
+
+    monkeypatch.setattr(metrics.kv_hit_tokens, "add", count)
+    drafter = LmDrafter(Runner(loaded, 4096), metrics, token_budget=256)
+    context = random_ids(1, 100)
+    drafts = []
+    for n, computed in ((70, 70), (90, 90 - 2 * BLOCK), (100, 100 - 2 * BLOCK), (100, 100 - 3 * BLOCK)):
+        session = DraftSession()
+        drafts.append(tokens(draft_one(drafter, job(context[:n], 4, session=session))))
+        assert session.computed_tokens == computed
+        drafter.close(session)
+    fresh = LmDrafter(Runner(loaded, 4096), metrics, token_budget=256)
+    assert drafts == [tokens(draft_one(fresh, job(context[:n], 4))) for n in (70, 90, 100, 100)]
+    assert hits["prefix"] == (2 + 2 + 3) * BLOCK + (2 + 2 + 3) * BLOCK and hits["memory"] == 0
+
+
+def test_warming_up_leaves_nothing_to_be_found(new_drafter: NewDrafter) -> None:
+    drafter, session = new_drafter(), DraftSession()
+    drafter.warm_up()
+    draft_one(drafter, job([0] * 100, 1, session=session))
+    assert session.computed_tokens == 100
 
 
 def test_jobs_that_do_not_fit_together_get_shorter_drafts_or_none(new_drafter: NewDrafter) -> None:
-    drafter = new_drafter(kv_tokens=100)
+    drafter = new_drafter(kv_tokens=3 * BLOCK)
     sessions = [DraftSession() for _ in range(3)]
-    jobs = [job(random_ids(i, 45), 8, session=s) for i, s in enumerate(sessions)]
-    lengths = [draft.tree.num_draft_tokens for draft in draft_all(drafter, jobs)]
-    assert lengths[0] == 8 and 0 < lengths[1] < 8 and lengths[2] == 0
-    assert len(tokens(draft_one(drafter, job(random_ids(2, 45), 8, session=sessions[2])))) == 8
+    jobs = [job(random_ids(i, BLOCK - 2), 8, session=s) for i, s in enumerate(sessions)]
+    assert [draft.tree.num_draft_tokens for draft in draft_all(drafter, jobs)] == [8, 3, 0]
+    assert len(tokens(draft_one(drafter, job(random_ids(2, BLOCK - 2), 8, session=sessions[2])))) == 8
 
 
 @pytest.mark.scenario("B90")
@@ -255,14 +289,17 @@ def test_an_empty_context_is_refused(new_drafter: NewDrafter) -> None:
     assert isinstance(refused, InvalidArgument) and refused.field == "token_ids"
 
 
-def test_a_poisoned_cache_is_one_jobs_error_and_is_computed_afresh(new_drafter: NewDrafter) -> None:
-    drafter, sick, well = new_drafter(), DraftSession(), DraftSession()
-    context = random_ids(1, 20)
-    healthy = tokens(draft_one(drafter, job(context, 3, session=sick)))
-    drafter._sequences[sick].data.fill_(float("nan"))
-    refused, draft = draft_all(drafter, [job(context, 3, session=sick), job(context, 3, session=well)])
-    assert refused.reason == "NAN_LOGITS" and tokens(draft) == healthy
-    assert tokens(draft_one(drafter, job(context, 3, session=sick))) == healthy
+def test_a_poisoned_cache_is_one_jobs_error_and_is_computed_afresh(model_folder: Path, metrics: ReplicaMetrics) -> None:
+    """Full blocks too: nobody finds again what made NaN."""
+    runner = Runner(load_model(str(model_folder), dtype="float32", device="cpu", network="stock"), 4096)
+    drafter, sick, well = LmDrafter(runner, metrics, token_budget=256), DraftSession(), DraftSession()
+    context, other = random_ids(1, 40), random_ids(2, 40)
+    healthy = [tokens(draft_one(drafter, job(c, 3, session=s))) for c, s in ((context, sick), (other, well))]
+    assert isinstance(runner._storage, TorchKV)
+    runner._storage.data[:, :, :, drafter._sequences[sick].rows(0, 40)] = float("nan")
+    refused, draft = draft_all(drafter, [job(context, 3, session=sick), job(other, 3, session=well)])
+    assert refused.reason == "NAN_LOGITS" and tokens(draft) == healthy[1]
+    assert tokens(draft_one(drafter, job(context, 3, session=sick))) == healthy[0]
 
 
 class TestDeadline:

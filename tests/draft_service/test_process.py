@@ -29,7 +29,7 @@ from specdec.core.draft import Draft
 from specdec.core.laws import check_draws
 from specdec.core.sampling import SamplingParams
 from specdec.edge.channel import open_channel
-from specdec.edge.codec import decode_info
+from specdec.edge.info_codec import decode_info
 from tests.draft_service.jobs import draft_one, job, random_ids, tokens
 from tests.draft_service.wire import Client
 
@@ -80,7 +80,7 @@ async def test_a_real_replica_drafts_by_its_flags_and_drains_on_sigterm(
 ) -> None:
     """Settings reach the drafters: read back from the process, and seen in what it drafts."""
     flags = {"drafters": "lm,ngram", "model": str(model_folder), "threads": "1", "token_budget": "5"}
-    flags |= {"kv_tokens": "120", "max_draft_tokens": "3", "max_support": "4", "metrics_port": str(free_port())}
+    flags |= {"kv_tokens": "128", "max_draft_tokens": "3", "max_support": "4", "metrics_port": str(free_port())}
     async with replica(*(part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", value))) as (
         child,
         channel,
@@ -89,7 +89,7 @@ async def test_a_real_replica_drafts_by_its_flags_and_drains_on_sigterm(
         assert await health(channel, "specdec.v1.DraftService") == SERVING
         info = decode_info(await stub.Info(common_pb2.InfoRequest()))
         assert info.config.items() >= flags.items()
-        assert (info.max_context, info.max_nodes, info.drafters) == (120, 3, ("lm", "ngram"))
+        assert (info.max_context, info.max_nodes, info.drafters) == (128, 3, ("lm", "ngram"))
 
         client, context = Client(stub, "s"), random_ids(1, 17)
         params = SamplingParams(temperature=0.7)

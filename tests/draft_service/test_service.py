@@ -25,8 +25,8 @@ from specdec.core.errors import SpecdecError
 from specdec.core.laws import check_draft, check_draws
 from specdec.core.sampling import SamplingParams
 from specdec.core.tree import DraftTree
-from specdec.edge.codec import decode_info
 from specdec.edge.draft_codec import encode_draft_request
+from specdec.edge.info_codec import decode_info
 from specdec.edge.messages import DraftReply, Refusal, StaleContext
 from specdec.edge.server import GrpcServer
 from specdec.edge.telemetry import Telemetry
@@ -69,14 +69,14 @@ async def test_info_tells_what_is_served_and_how(new_drafter: NewDrafter) -> Non
     config = DraftConfig(
         model="unused", drafters=("lm", "ngram"), max_draft_tokens=7, max_support=5, token_budget=99, queue_limit=3
     )
-    drafter = new_drafter(kv_tokens=90)
+    drafter = new_drafter(kv_tokens=96)
     async with serving({"lm": drafter, "ngram": NgramDrafter(DraftModel())}, config=config) as served:
         info = decode_info(await served.stub.Info(common_pb2.InfoRequest()))
     assert (info.role, info.replica_id, info.drafters) == ("draft", "drafter-0", ("lm", "ngram"))
-    assert (info.max_context, info.max_nodes, info.token_budget) == (90, 7, 99)
+    assert (info.max_context, info.max_nodes, info.token_budget) == (96, 7, 99)
     assert (info.vocab_size, info.dtype) == (VOCAB, "float32")
     assert info.model_fingerprint == drafter.model.fingerprint != ""
-    assert (info.load.kv_free, info.load.kv_total) == (90, 90)
+    assert (info.load.kv_free, info.load.kv_total) == (96, 96)
     assert info.config["max_support"] == "5" and info.config["queue_limit"] == "3"
     assert info.config.keys() == set(DraftConfig.__dataclass_fields__)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from specdec.core.draft import Draft, DraftKind, DraftLaw
 from specdec.core.sampling import SamplingParams
+from specdec.core.step_time import StepTimeTable
 from specdec.core.tree import DraftTree, Ids
 from specdec.core.verification import NO_OUTSIDE, Logprobs, TargetLaw, Verification, VerifyForm
 from specdec.edge.messages import (
@@ -67,6 +68,16 @@ sessions = st.builds(
 timings = st.builds(Timing, u32, u32, u32, u32)
 loads = st.builds(Load, u32, u32, u32, u32, st.booleans())
 others = st.builds(StaleContext, u32) | st.builds(Refusal, text, text, text)
+
+
+@st.composite
+def step_times(draw: st.DrawFn) -> StepTimeTable:
+    rows = draw(st.lists(st.integers(1, 4096), min_size=1, max_size=5, unique=True).map(sorted))
+    contexts = draw(st.lists(st.integers(0, 8192), min_size=1, max_size=3, unique=True).map(sorted))
+    times = st.lists(st.floats(2**-16, 8, width=32), min_size=len(contexts), max_size=len(contexts))
+    return StepTimeTable.of(rows, contexts, [draw(times) for _ in rows])
+
+
 infos = st.builds(
     ReplicaInfo,
     **dict.fromkeys(("vocab_size", "max_context", "max_nodes", "token_budget", "kv_block_size"), u32),
@@ -74,6 +85,7 @@ infos = st.builds(
     drafters=st.lists(text, max_size=3).map(tuple),
     load=loads,
     config=st.dictionaries(text, text, max_size=3),
+    step_times=st.none() | step_times(),
 )
 
 

@@ -9,8 +9,8 @@ from specdec.core.errors import DraftFault, InvalidArgument, ReplicaFault
 from specdec.core.sampling import SamplingParams
 from specdec.core.tree import DraftTree
 from specdec.edge import codec
-from specdec.edge.messages import Load, OpenSession, ReplicaInfo, Timing
-from tests.edge.messages import VOCAB, infos, loads, params, same, sessions, timings, trees
+from specdec.edge.messages import Load, OpenSession, Timing
+from tests.edge.messages import VOCAB, loads, params, same, sessions, timings, trees
 
 
 @given(params)
@@ -25,11 +25,10 @@ def test_open_survives_the_wire(value: OpenSession) -> None:
     assert codec.decode_open(common_pb2.OpenSession.FromString(wire)) == value
 
 
-@given(timings, loads, infos)
-def test_timing_load_and_info_survive_the_wire(timing: Timing, load: Load, info: ReplicaInfo) -> None:
+@given(timings, loads)
+def test_timing_and_load_survive_the_wire(timing: Timing, load: Load) -> None:
     assert codec.decode_timing(codec.encode_timing(timing)) == timing
     assert codec.decode_load(codec.encode_load(load)) == load
-    assert codec.decode_info(codec.encode_info(info)) == info
 
 
 @given(trees())

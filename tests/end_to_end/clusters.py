@@ -36,7 +36,7 @@ async def cluster(
     for models this small, more threads only wait for one another."""
     await asyncio.to_thread(logs.mkdir, exist_ok=True)
     draft_model = DraftModel(str(target), draft_layers)
-    whole = ClusterSpec(str(target), draft_model, threads=1, **spec)
+    whole = ClusterSpec(str(target), draft_model, threads=1, tune_seconds=0.0, **spec)
     async with Cluster(whole, logs, lambda line: None) as running:
         yield running
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specdec.core.errors import InvalidArgument
-from specdec.edge.codec import encode_info
+from specdec.edge.info_codec import encode_info
 from specdec.edge.messages import Load, OpenSession, ReplicaInfo, StaleContext
 from tests.fakes.tables import Table
 from tests.reference import Law, reference_law

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from specdec.lm.answers import answer_all
+from specdec.lm.question import Answer, Question
+from tests.law_ways import WAYS, AnswerOne, serve_by
 from tests.tiny_models import FAMILIES, make_tiny_model
 
 
@@ -25,3 +28,16 @@ def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def one_thread() -> None:
     """Two threads on models this small only wait for each other, all the more beside other processes."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(params=WAYS)
+def answer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AnswerOne:
+    """The answer to a question that has one, by each way."""
+    serve_by(request.param, monkeypatch)
+
+    def answer_one(question: Question, vocab_size: int) -> Answer:
+        [result] = answer_all([question], vocab_size)
+        assert isinstance(result, Answer)
+        return result
+
+    return answer_one

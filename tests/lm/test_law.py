@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from specdec.core.sampling import GREEDY_BELOW, SamplingParams
 from specdec.core.tree import EMPTY_TREE, DraftTree
-from specdec.lm.law import BadLogits, EmptyLaw, Histories, Laws, target_laws, top_k_ids, top_p_kept
+from specdec.lm.histories import Histories
+from specdec.lm.law import BadLogits, EmptyLaw, Laws, target_laws, top_k_ids, top_p_kept
 from tests.reference import reference_law, reference_scores
 
 V = 9

@@ -46,6 +46,6 @@ def test_race_in_torch_finds_the_winner_of_the_numpy_race() -> None:
     p[:, generator.integers(0, 300, 100)] = 0.0
     keys = [target_key(9, t) for t in range(64)]
     winners = race(torch.from_numpy(p), torch.arange(300), keys)
-    for row, key, winner in zip(p, keys, winners.tolist(), strict=True):
+    for row, key, winner in zip(p, keys, winners[:, 0].tolist(), strict=True):
         times = numpy_noise(key, np.arange(300, dtype=np.uint32))[row > 0] / row[row > 0]
         assert winner == np.flatnonzero(row > 0)[times.argmin()]

@@ -6,6 +6,8 @@ import pytest
 
 from specdec.core.errors import ConfigError
 from specdec.edge.config import read_config
+from specdec.lm.loading import DTYPES
+from specdec.lm.networks import NETWORKS
 from target_service.config import TargetConfig
 
 
@@ -19,6 +21,11 @@ def read(*flags: str, **env: str) -> TargetConfig:
     [
         (("--token-budget", "8", "--max-nodes", "8"), "token_budget"),
         (("--token-budget", "0"), "token_budget"),
+        (("--token-budget", "none", "--step-target", "0.1", "--tune-seconds", "0"), "step_target"),
+        (("--step-target", "0"), "step_target"),
+        (("--tune-seconds", "-1"), "tune_seconds"),
+        (("--network", "best"), "network"),
+        (("--dtype", "int4"), "dtype"),
         (("--max-nodes", "-1"), "max_nodes"),
         (("--max-nodes", "256"), "max_nodes"),
         (("--kv-tokens", "64"), "kv_tokens"),
@@ -31,7 +38,7 @@ def test_limits_that_cannot_work_together_are_refused_at_start_by_name(flags: tu
     with pytest.raises(ConfigError) as caught:
         read(*flags)
     assert caught.value.field == field
-    assert re.search(r"\d", caught.value.remedy), "the remedy names a number"
+    assert re.search(r"\d|one of", caught.value.remedy), "the remedy names a number, or what there is to choose from"
 
 
 @pytest.mark.scenario("B123")
@@ -55,3 +62,10 @@ def test_the_context_limit_is_what_model_and_memory_allow() -> None:
     assert read("--max-context", "100").context_limit(2048) == 100
     with pytest.raises(ConfigError, match="2048 positions"):
         read("--max-context", "4096").context_limit(2048)
+
+
+@pytest.mark.parametrize("name", ["auto", *NETWORKS])
+def test_every_network_and_dtype_can_be_asked_for_and_by_default_all_is_tuned(name: str) -> None:
+    assert read("--network", name).network == name
+    assert [read("--dtype", dtype).dtype for dtype in DTYPES] == list(DTYPES)
+    assert read().token_budget is None and read().tune_seconds > 0

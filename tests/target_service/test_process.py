@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2
 from protos import common_pb2, target_pb2_grpc
 from specdec.core.verification import Verification
 from specdec.edge.channel import open_channel
-from specdec.edge.codec import decode_info
+from specdec.edge.info_codec import decode_info
 from tests.target_service.conftest import VOCAB, MakeEngine
 from tests.target_service.driver import generate, plain
 from tests.target_service.wire import Client, converse, health, prompt, until_health
@@ -59,7 +59,8 @@ async def test_a_real_replica_verifies_by_its_flags_and_drains_on_sigterm(
 ) -> None:
     """Settings reach the engine: read back from the process, and seen in what it serves."""
     flags = {"model": str(folders["qwen2"]), "threads": "1", "token_budget": "9", "max_nodes": "8"}
-    flags |= {"kv_tokens": "120", "max_sessions": "2", "port": str(free_port()), "metrics_port": str(free_port())}
+    flags |= {"tune_seconds": "0.0", "network": "stock"}
+    flags |= {"kv_tokens": "128", "max_sessions": "2", "port": str(free_port()), "metrics_port": str(free_port())}
     child = await start(*(part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", value)))
     try:
         async with open_channel(f"127.0.0.1:{flags['port']}") as channel:
@@ -68,7 +69,7 @@ async def test_a_real_replica_verifies_by_its_flags_and_drains_on_sigterm(
             stub = target_pb2_grpc.TargetServiceStub(channel)
             info = decode_info(await stub.Info(common_pb2.InfoRequest()))
             assert info.config.items() >= flags.items()
-            assert (info.max_context, info.max_nodes, info.load.kv_total) == (112, 8, 120)
+            assert (info.max_context, info.max_nodes, info.load.kv_total) == (120, 8, 128)
 
             client = Client(stub, "s", VOCAB)
             assert await converse(client, prompt(20), 6, plain) == generate(make_engine("qwen2"), prompt(20), 6)

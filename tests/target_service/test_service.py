@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import re
 import threading
 from dataclasses import replace
 from typing import Any
@@ -15,13 +17,16 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from protos import common_pb2, target_pb2
 from specdec.core.sampling import SamplingParams
+from specdec.core.step_time import StepTimeTable
 from specdec.core.tree import DraftTree
 from specdec.core.verification import Verification, VerifyForm
-from specdec.edge.codec import decode_info
+from specdec.edge.info_codec import decode_info
 from specdec.edge.messages import Refusal, StaleContext, VerifyReply
 from specdec.edge.telemetry import Telemetry
 from specdec.lm.loading import LoadedModel
 from target_service.config import TargetConfig
+from target_service.schedule import Schedule
+from target_service.step_time import StepTimes
 from tests.target_service.conftest import MAX_CONTEXT, VOCAB, MakeEngine
 from tests.target_service.driver import GREEDY, generate, guesses, plain
 from tests.target_service.wire import converse, health, prompt, serving, until, until_health, verified
@@ -43,8 +48,28 @@ async def test_info_tells_what_is_served_and_how(models: dict[str, LoadedModel],
     assert (info.role, info.replica_id, info.dtype) == ("target", "verifier-0", "float32")
     assert (info.vocab_size, info.max_context, info.max_nodes, info.token_budget) == (VOCAB, MAX_CONTEXT, 16, 64)
     assert info.model_fingerprint == models["llama"].fingerprint
-    assert (info.load.kv_free, info.load.kv_total) == (2000, 2000)
+    assert info.load.kv_free == info.load.kv_total == 2016, "whole blocks"
     assert info.config.keys() == set(TargetConfig.__dataclass_fields__)
+    assert info.step_times is None
+
+
+async def test_what_was_tuned_is_told_as_it_is_now(models: dict[str, LoadedModel], make_engine: MakeEngine) -> None:
+    """In Info, its configuration and the metrics: budget, target, and step times that the forwards correct."""
+    table = StepTimeTable.of((1, 8, 64), (0, 100), [[20.0, 21.0], [22.0, 23.0], [80.0, 90.0]])
+    engine = make_engine(schedule=Schedule(64, 17, StepTimes(table)), clock=itertools.count(step=40.0).__next__)
+    telemetry = Telemetry.start("test", env={})
+    async with serving(models["llama"], engine, config=TargetConfig(model="tiny"), telemetry=telemetry) as served:
+        info = [decode_info(await served.stub.Info(common_pb2.InfoRequest()))]
+        client = served.client()
+        for i in range(20):
+            verified(await client.ask(i, prompt(1), open=client.opening()))
+        info.append(decode_info(await served.stub.Info(common_pb2.InfoRequest())))
+        assert re.search(r"specdec_token_budget{.*} 64", telemetry.scrape())
+    assert info[0].step_times == table
+    assert (info[0].config["token_budget"], info[0].config["step_target"]) == ("64", "60.0")
+    assert info[1].step_times is not None
+    assert 30.0 < info[1].step_times.estimate(1, 0) < 41.0
+    telemetry.shutdown()
 
 
 async def test_before_the_model_is_loaded_every_call_is_unavailable_and_health_says_so(
@@ -89,7 +114,7 @@ async def test_replies_echo_the_cycle_and_tell_time_and_load(
     assert (first.cycle, second.cycle) == (1, 2)
     assert first.timing.batch_size == 1 and first.timing.compute_us > 0
     assert (first.timing.computed_tokens, second.timing.computed_tokens) == (11, 1)
-    assert 0 < second.load.kv_free < second.load.kv_total == 2000 and not second.load.draining
+    assert 0 < second.load.kv_free < second.load.kv_total == 2016 and not second.load.draining
 
 
 async def test_form_pq_travels_whole(models: dict[str, LoadedModel], make_engine: MakeEngine) -> None:

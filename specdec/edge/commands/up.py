@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--store", default="memory://", help="sessions: memory://, redis://, rediss://, redis+sentinel://, "
         "redis+cluster://"
     )  # fmt: skip
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "int8"))
     parser.add_argument("--device", help="cpu, cuda, cuda:1; unset: the services' own default")
     parser.add_argument("--threads", type=int, help="of each model on CPU; unset: one per core that it may use")
     parser.add_argument("--port", type=int, default=50050, help="coordinator's gRPC port; 0: any free one")

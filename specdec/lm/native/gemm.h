@@ -1,0 +1,211 @@
+/* Linear layers over packed weights. Each output is a sum over the inputs in one fixed order, whatever the number of rows:
+ * a row's result does not depend on its batch. */
+#pragma once
+#include "model.h"
+#include "team.h"
+#include "vector.h"
+#ifdef __AMX_BF16__
+#include <immintrin.h>
+#endif
+
+enum { STORE, ADD, SWIGLU };
+enum { CLAIMED = 4 };  /* panels a thread takes at a time */
+enum { TILE = 512 };  /* elements of a weight tile: 16 pairs of inputs x 16 outputs x 2 */
+
+typedef struct {
+    int mode;
+    float *out;       /* STORE, ADD: [rows, stride] */
+    void *activated;  /* SWIGLU: bf16 with tiles, else f32 */
+    int64_t stride;
+} Target;
+
+/* One row, 16 columns of one panel (SWIGLU: of a gate and an up panel). */
+static inline void finish(const Linear *linear, const Target *to, int64_t row, int64_t panel, v16 c, v16 up, int amx) {
+    int64_t column = panel * LANES;
+    if (linear->scales) c *= load_f32(linear->scales + column);
+    if (linear->bias) c += load_f32(linear->bias + column);
+    if (to->mode == SWIGLU) {
+        column = panel / 2 * LANES;
+        if (linear->scales) up *= load_f32(linear->scales + (panel + 1) * LANES);
+        if (linear->bias) up += load_f32(linear->bias + (panel + 1) * LANES);
+        v16 silu = c / (1.0f + vexp(-c)) * up;
+        if (amx) store_bf16((uint16_t *)to->activated + row * to->stride + column, silu);
+        else store_f32((float *)to->activated + row * to->stride + column, silu);
+    } else {
+        float *out = to->out + row * to->stride + column;
+        store_f32(out, to->mode == ADD ? load_f32(out) + c : c);
+    }
+}
+
+/* ---- vectors: weights [n / 16][k][16], activations f32 ---- */
+
+#define VECTOR_PANELS 2
+#ifdef __AVX512F__
+#define VECTOR_ROWS 8
+#else
+#define VECTOR_ROWS 2
+#endif
+
+static inline v16 load_weights(const void *w, int64_t at, int kind) {
+    if (kind == WEIGHTS_F32) return load_f32((const float *)w + at);
+    if (kind == WEIGHTS_BF16) return load_bf16((const uint16_t *)w + at);
+    return load_i8((const int8_t *)w + at);
+}
+
+static inline __attribute__((always_inline)) void vector_block(
+    const Linear *linear, const float *a, int64_t row, int rows, int64_t panel, int panels, int kind, const Target *to) {
+    v16 acc[VECTOR_ROWS][VECTOR_PANELS] = {};
+    int64_t k = linear->k;
+    for (int64_t i = 0; i < k; i++) {
+        v16 w[VECTOR_PANELS];
+        for (int p = 0; p < panels; p++) w[p] = load_weights(linear->weights, ((panel + p) * k + i) * LANES, kind);
+        for (int r = 0; r < rows; r++)
+            for (int p = 0; p < panels; p++) acc[r][p] += a[(row + r) * k + i] * w[p];
+    }
+    for (int r = 0; r < rows; r++) {
+        if (to->mode == SWIGLU) finish(linear, to, row + r, panel, acc[r][0], acc[r][1], 0);
+        else for (int p = 0; p < panels; p++) finish(linear, to, row + r, panel + p, acc[r][p], acc[r][p], 0);
+    }
+}
+
+static inline __attribute__((always_inline)) void vector_panels(
+    const Linear *linear, const float *a, int64_t rows, int64_t panel, int panels, int kind, const Target *to) {
+    int64_t row = 0;
+    for (; row + VECTOR_ROWS <= rows; row += VECTOR_ROWS) vector_block(linear, a, row, VECTOR_ROWS, panel, panels, kind, to);
+    if (VECTOR_ROWS > 4 && row + 4 <= rows) vector_block(linear, a, row, 4, panel, panels, kind, to), row += 4;
+    if (VECTOR_ROWS > 2 && row + 2 <= rows) vector_block(linear, a, row, 2, panel, panels, kind, to), row += 2;
+    if (row < rows) vector_block(linear, a, row, 1, panel, panels, kind, to);
+}
+
+static void gemm_vector(const Linear *linear, const float *a, int64_t rows, int64_t from, int64_t to_panel, int kind, const Target *to) {
+    for (int64_t panel = from; panel < to_panel; panel += VECTOR_PANELS) {
+        int both = panel + 1 < to_panel;
+        if (kind == WEIGHTS_F32) {
+            if (both) vector_panels(linear, a, rows, panel, 2, WEIGHTS_F32, to);
+            else vector_panels(linear, a, rows, panel, 1, WEIGHTS_F32, to);
+        } else if (kind == WEIGHTS_BF16) {
+            if (both) vector_panels(linear, a, rows, panel, 2, WEIGHTS_BF16, to);
+            else vector_panels(linear, a, rows, panel, 1, WEIGHTS_BF16, to);
+        } else {
+            if (both) vector_panels(linear, a, rows, panel, 2, WEIGHTS_INT8, to);
+            else vector_panels(linear, a, rows, panel, 1, WEIGHTS_INT8, to);
+        }
+    }
+}
+
+/* ---- tiles: weights [n / 16][k / 32][16 pairs][16][2], activations bf16 ---- */
+
+#ifdef __AMX_BF16__
+enum { TILE_PANELS = 4 };
+
+/* Tiles `first` to `last` hold `rows` rows, the others 16: fewer rows of activations cost less. */
+static void configure(int first, int last, int64_t rows) {
+    struct { uint8_t palette, start, reserved[14]; uint16_t columns[16]; uint8_t rows[16]; } config = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        config.columns[i] = 64;
+        config.rows[i] = i < first || i > last || rows > 16 ? 16 : (uint8_t)rows;
+    }
+    _tile_loadconfig(&config);
+}
+
+/* int8 weights of one tile as bf16: exact, for 8 bits fit its significand. */
+static inline const uint16_t *widen(const int8_t *w, uint16_t *tile) {
+    for (int i = 0; i < TILE; i += 32) {
+        __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(w + i))));
+        __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(w + i + 16))));
+        _mm512_storeu_si512(tile + i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    }
+    return tile;
+}
+
+static void put_tile(const Linear *linear, const Target *to, int64_t row, int64_t rows, int64_t panel, const float *c, const float *up) {
+    for (int64_t r = 0; r < rows && r < 16; r++)
+        finish(linear, to, row + r, panel, load_f32(c + r * LANES), load_f32(up + r * LANES), 1);
+}
+
+static void put_tiles(const Linear *linear, const Target *to, int64_t row, int64_t rows, int64_t panel, int panels, float (*c)[256]) {
+    if (to->mode == SWIGLU)
+        for (int p = 0; p < panels; p += 2) put_tile(linear, to, row, rows, panel + p, c[p], c[p + 1]);
+    else
+        for (int p = 0; p < panels; p++) put_tile(linear, to, row, rows, panel + p, c[p], c[p]);
+}
+
+#define WEIGHT_TILE(p, kt) \
+    (int8 ? (const void *)widen((const int8_t *)linear->weights + ((panel + (p)) * tiles + (kt)) * TILE, wide[p]) \
+          : (const void *)((const uint16_t *)linear->weights + ((panel + (p)) * tiles + (kt)) * TILE))
+
+/* Up to 16 rows, four panels: every weight is read once. */
+static inline __attribute__((always_inline)) void tile_four(
+    const Linear *linear, const uint16_t *a, int64_t row, int64_t rows, int64_t panel, int int8, const Target *to) {
+    int64_t tiles = linear->k / 32, stride = linear->k * 2;
+    const uint16_t *left = a + row * linear->k;
+    uint16_t wide[4][TILE] __attribute__((aligned(64)));
+    float c[4][256] __attribute__((aligned(64)));
+    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+    for (int64_t kt = 0; kt < tiles; kt++) {
+        _tile_loadd(4, left + kt * 32, stride);
+        _tile_loadd(5, WEIGHT_TILE(0, kt), 64); _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(6, WEIGHT_TILE(1, kt), 64); _tile_dpbf16ps(1, 4, 6);
+        _tile_loadd(7, WEIGHT_TILE(2, kt), 64); _tile_dpbf16ps(2, 4, 7);
+        _tile_loadd(5, WEIGHT_TILE(3, kt), 64); _tile_dpbf16ps(3, 4, 5);
+    }
+    _tile_stored(0, c[0], 64); _tile_stored(1, c[1], 64); _tile_stored(2, c[2], 64); _tile_stored(3, c[3], 64);
+    put_tiles(linear, to, row, rows, panel, 4, c);
+}
+
+/* Up to 32 rows, one or two panels. */
+static inline __attribute__((always_inline)) void tile_two(
+    const Linear *linear, const uint16_t *a, int64_t row, int64_t rows, int64_t panel, int panels, int int8, const Target *to) {
+    int64_t tiles = linear->k / 32, stride = linear->k * 2;
+    const uint16_t *upper = a + row * linear->k, *lower = upper + 16 * linear->k;
+    int second = rows > 16;
+    uint16_t wide[2][TILE] __attribute__((aligned(64)));
+    float c[4][256] __attribute__((aligned(64)));
+    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+    for (int64_t kt = 0; kt < tiles; kt++) {
+        _tile_loadd(4, upper + kt * 32, stride);
+        _tile_loadd(6, WEIGHT_TILE(0, kt), 64); _tile_dpbf16ps(0, 4, 6);
+        if (panels > 1) { _tile_loadd(7, WEIGHT_TILE(1, kt), 64); _tile_dpbf16ps(1, 4, 7); }
+        if (second) {
+            _tile_loadd(5, lower + kt * 32, stride);
+            _tile_dpbf16ps(2, 5, 6);
+            if (panels > 1) _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, c[0], 64); _tile_stored(1, c[1], 64);
+    put_tiles(linear, to, row, rows, panel, panels, c);
+    if (!second) return;
+    _tile_stored(2, c[2], 64); _tile_stored(3, c[3], 64);
+    put_tiles(linear, to, row + 16, rows - 16, panel, panels, c + 2);
+}
+
+static inline __attribute__((always_inline)) void tile_panels(
+    const Linear *linear, const uint16_t *a, int64_t rows, int64_t from, int64_t end, int int8, const Target *to) {
+    int64_t panel = from;
+    if (rows <= 16)
+        for (; panel + TILE_PANELS <= end; panel += TILE_PANELS) tile_four(linear, a, 0, rows, panel, int8, to);
+    for (; panel < end; panel += 2)
+        for (int64_t row = 0; row < rows; row += 32)
+            tile_two(linear, a, row, rows - row, panel, panel + 1 < end ? 2 : 1, int8, to);
+}
+#endif
+
+/* All panels, by whoever is free. Gate and up panels stay together. */
+static void gemm(const Model *model, const Linear *linear, const void *a, int64_t rows, const Target *to, Member *me) {
+    int64_t panels = linear->n / LANES;
+#ifdef __AMX_BF16__
+    if (model->amx && rows) configure(0, 4, rows);  /* tile 5 holds activations only where there are more than 16 rows */
+#endif
+    for (int64_t from; rows && (from = claim(me, CLAIMED)) < panels;) {
+        int64_t end = from + CLAIMED < panels ? from + CLAIMED : panels;
+#ifdef __AMX_BF16__
+        if (model->amx) {
+            if (model->weights == WEIGHTS_INT8) tile_panels(linear, a, rows, from, end, 1, to);
+            else tile_panels(linear, a, rows, from, end, 0, to);
+            continue;
+        }
+#endif
+        gemm_vector(linear, a, rows, from, end, (int)model->weights, to);
+    }
+    meet(me);
+}
