@@ -196,8 +196,11 @@ static void gemm(const Model *model, const Linear *linear, const void *a, int64_
 #ifdef __AMX_BF16__
     if (model->amx && rows) configure(0, 4, rows);  /* tile 5 holds activations only where there are more than 16 rows */
 #endif
-    for (int64_t from; rows && (from = claim(me, CLAIMED)) < panels;) {
-        int64_t end = from + CLAIMED < panels ? from + CLAIMED : panels;
+    for (int64_t from; rows;) {
+        /* Smaller pieces at the end, so that all come to it together. */
+        int64_t size = claimed(me) + CLAIMED * me->team->threads < panels ? CLAIMED : 2;
+        if ((from = claim(me, size)) >= panels) break;
+        int64_t end = from + size < panels ? from + size : panels;
 #ifdef __AMX_BF16__
         if (model->amx) {
             if (model->weights == WEIGHTS_INT8) tile_panels(linear, a, rows, from, end, 1, to);

@@ -50,4 +50,8 @@ static inline int64_t claim(Member *me, int64_t size) {
     return __atomic_fetch_add(&me->team->counters[me->phase].next, size, __ATOMIC_RELAXED);
 }
 
+static inline int64_t claimed(const Member *me) {
+    return __atomic_load_n(&me->team->counters[me->phase].next, __ATOMIC_RELAXED);
+}
+
 #define EACH(piece, pieces) for (int64_t piece; (piece = claim(me, 1)) < (pieces);)
