@@ -3,7 +3,7 @@
 #   PYTHON=python3.12       the interpreter that .venv is made from
 #   TORCH_INDEX_URL=URL     where pip takes torch from, such as an index of CPU-only or of CUDA wheels;
 #                           unset: wherever pip is configured to look (the default wheel brings CUDA along)
-#   ARGS="tests/core -x"    what `make test` hands to pytest
+#   ARGS="tests/core -x"    what `make test` hands to pytest, and `make bench` to the benchmark
 
 PYTHON ?= python3
 PY := .venv/bin/python
@@ -11,7 +11,7 @@ PIP := $(PY) -m pip install --disable-pip-version-check
 READY := .venv/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format protos clean
+.PHONY: help demo test lint format protos bench bench-models bench-peers clean
 
 help:
 	@echo "make demo     a local cluster with a real model, one streamed answer, a table of what speculation brought"
@@ -19,6 +19,9 @@ help:
 	@echo "make lint     ruff and mypy"
 	@echo "make format   ruff's formatting and safe fixes"
 	@echo "make protos   the stubs in protos/, made again"
+	@echo "make bench    the target engine beside transformers, with ARGS, such as ARGS='--model qwen1.5b --peers'"
+	@echo "make bench-models   the Qwen2.5-Coder pair that benchmarks run on, into the cache: 1.6 GB to fetch"
+	@echo "make bench-peers    vLLM and llama.cpp to compare with, each in its own environment: up to an hour"
 	@echo "make clean    removes the environment and every cache in this folder"
 
 demo: $(READY)
@@ -38,6 +41,15 @@ format: $(READY)
 
 protos: $(READY)
 	$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto
+
+bench: $(READY)
+	$(PY) -m benchmarks.engine $(ARGS)
+
+bench-models: $(READY)
+	$(PY) -m benchmarks.qwen_pair
+
+bench-peers: $(READY)
+	$(PY) -m benchmarks.peers
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,7 +17,7 @@ from specdec.lm.mapped import unload
 from specdec.lm.native import structs
 from specdec.lm.native.batch import Workspace, filled
 from specdec.lm.native.library import library
-from specdec.lm.native.packing import LANES, PAIRED, Arena, interleave, pack, round_up
+from specdec.lm.native.packing import LANES, PAIRED, Arena, interleave, round_up
 from specdec.lm.native.storage import NativeKV
 from specdec.lm.network import KVStorage
 from specdec.lm.networks import Dtype, Unsupported
@@ -126,7 +126,7 @@ class NativeNetwork:
         scales = None
         if self._dtype == "int8":
             weight, scales = quantise(weight)
-        packed = self._arena.keep(pack(weight, self._tiles))
+        packed = self._arena.pack(weight, self._tiles)
         wide, deep = round_up(n, LANES), round_up(k, PAIRED)
         return structs.Linear(packed.data_ptr(), self._vector(scales, wide), self._vector(bias, wide), wide, deep)
 

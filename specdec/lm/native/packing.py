@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
 
 import torch
 
+from specdec.lm.mapped import unload
+
 LANES = 16  # outputs of a panel
+_HUGE_PAGE = 1 << 21
+_PIECE = 8192  # rows of a matrix, whole panels
 PAIRED = 32  # inputs are padded to a multiple of this
 
 
@@ -39,7 +44,9 @@ class Arena:
     gigabyte a step through small pages costs a tenth of the bandwidth."""
 
     def __init__(self, nbytes: int) -> None:
-        self._map = mmap.mmap(-1, round_up(max(nbytes, 1), mmap.PAGESIZE))
+        # Private: huge pages of shared memory are another setting, which most systems leave off.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._map = mmap.mmap(-1, round_up(max(nbytes, 1), _HUGE_PAGE), flags=flags)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self._free = torch.frombuffer(self._map, dtype=torch.uint8)
@@ -51,6 +58,23 @@ class Arena:
         assert part.numel() == numel * dtype.itemsize, "the arena is too small"
         return part.view(dtype)
 
-    def keep(self, packed: torch.Tensor) -> torch.Tensor:
-        """A contiguous copy of `packed` in the arena."""
-        return self.empty(packed.numel(), packed.dtype).view(packed.shape).copy_(packed)
+    def keep(self, weight: torch.Tensor) -> torch.Tensor:
+        """A copy of a matrix as it is."""
+        return self._filled(self.empty(weight.numel(), weight.dtype).view(weight.shape), weight, lambda part: part, 1)
+
+    def pack(self, weight: torch.Tensor, tiles: bool) -> torch.Tensor:
+        """`pack` of a matrix."""
+        panels = round_up(len(weight), LANES) // LANES
+        packed = self.empty(panels * LANES * round_up(weight.shape[1], PAIRED), weight.dtype).view(panels, -1)
+        return self._filled(packed, weight, lambda part: pack(part, tiles).flatten(1), LANES)
+
+    def _filled(
+        self, to: torch.Tensor, weight: torch.Tensor, layout: Callable[[torch.Tensor], torch.Tensor], rows: int
+    ) -> torch.Tensor:
+        """rows: of `weight` in each of `to`. Piece by piece: of a matrix in a mapped file, no more than a piece is held
+        twice."""
+        for first in range(0, len(weight), _PIECE):
+            part = weight[first : first + _PIECE]
+            to[first // rows : -(-(first + len(part)) // rows)] = layout(part)
+            unload([part])
+        return to

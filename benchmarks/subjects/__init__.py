@@ -1,0 +1,1 @@
+"""What `benchmarks.engine` compares: one process each, which loads its model once and then answers commands."""
