@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import get_args
 
 from draft_service.drafters import DRAFTERS
 from specdec.core.errors import ConfigError
-from specdec.lm.networks import AUTO, NETWORKS, Dtype
+from specdec.lm.networks import AUTO, DTYPE_OPTION, NETWORK_OPTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +24,8 @@ class DraftConfig:
     num_layers: int | None = field(
         default=None, metadata={"help": "serve the first layers only; unset: all of them", "ge": 1}
     )
-    dtype: str = field(
-        default="float32",
-        metadata={
-            "help": "of weights and KV; int8: of the weights, the rest is bfloat16",
-            "choices": get_args(Dtype),
-        },
-    )
-    network: str = field(
-        default=AUTO,
-        metadata={"help": "what computes the draft model; auto: the fastest that can", "choices": (AUTO, *NETWORKS)},
-    )
+    dtype: str = field(default="float32", metadata=DTYPE_OPTION)
+    network: str = field(default=AUTO, metadata=NETWORK_OPTION)
     device: str = field(default="cpu", metadata={"help": "where the draft model runs: cpu, cuda, cuda:1"})
     host: str = field(default="127.0.0.1", metadata={"help": "interface to serve on"})
     port: int = field(default=50052, metadata={"help": "gRPC port, 0: any", "ge": 0, "le": 65535})

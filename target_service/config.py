@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from specdec.core.errors import ConfigError
 from specdec.core.tree import MAX_NODES
-from specdec.lm.loading import DTYPES
-from specdec.lm.networks import AUTO, NETWORKS
+from specdec.lm.networks import AUTO, DTYPE_OPTION, NETWORK_OPTION
 
 UNTUNED_BUDGET = 512  # token rows, where neither a budget was given nor forwards were measured
 
@@ -17,17 +16,8 @@ class TargetConfig:
     """Defaults suit a small model on a CPU."""
 
     model: str = field(metadata={"help": "folder or hub name of the target model"})
-    dtype: str = field(
-        default="float32",
-        metadata={
-            "help": "of weights and KV; int8: of the weights, the rest is bfloat16",
-            "choices": tuple(DTYPES),
-        },
-    )
-    network: str = field(
-        default=AUTO,
-        metadata={"help": "what computes the model; auto: the fastest that can", "choices": (AUTO, *NETWORKS)},
-    )
+    dtype: str = field(default="float32", metadata=DTYPE_OPTION)
+    network: str = field(default=AUTO, metadata=NETWORK_OPTION)
     device: str = field(default="cpu", metadata={"help": "where the model runs: cpu, cuda, cuda:1"})
     host: str = field(default="127.0.0.1", metadata={"help": "interface to serve on"})
     port: int = field(default=50053, metadata={"help": "gRPC port, 0: any", "ge": 0, "le": 65535})

@@ -37,8 +37,6 @@ def answer_all(questions: Sequence[Question], vocab_size: int) -> list[Result]:
     probability 0."""
     if not questions:
         return []
-    if not questions:
-        return []
     native = native_laws() if all(question.logits.device.type == "cpu" for question in questions) else None
     return _answered(questions, vocab_size, native)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from specdec.core.errors import ConfigError
 
@@ -25,6 +25,10 @@ NETWORKS: dict[str, str] = {
     "lean": "specdec.lm.lean",
     "stock": "specdec.lm.stock",
 }
+
+# The settings of whoever serves a model, as `specdec.edge.config` reads them.
+DTYPE_OPTION = {"help": "of weights and KV; int8: of the weights, the rest is bfloat16", "choices": get_args(Dtype)}
+NETWORK_OPTION = {"help": "what computes the model; auto: the fastest that can", "choices": (AUTO, *NETWORKS)}
 
 _log = logging.getLogger(__name__)
 

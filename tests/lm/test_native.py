@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,7 @@ def runner_of(folder: Path, kind: Kind, kv_tokens: int = 1024) -> Runner:
     network = NativeNetwork(
         stock_model(folder, torch.float32 if dtype == "float32" else torch.bfloat16), dtype, tiles=tiles
     )
-    object.__setattr__(loaded, "network", network)
-    return Runner(loaded, kv_tokens)
+    return Runner(replace(loaded, network=network), kv_tokens)
 
 
 def random_ids(n: int, seed: int = 0) -> np.ndarray:

@@ -75,8 +75,6 @@ class NativeNetwork:
             heads=config.num_attention_heads,
             kv_heads=self.kv_shape.heads,
             head_dim=self.kv_shape.head_dim,
-            inner=config.intermediate_size,
-            vocab=config.vocab_size,
             weights=_WEIGHTS[dtype],
             amx=tiles,
             kv_bf16=dtype != "float32",

@@ -20,7 +20,7 @@ typedef struct {
 } Layer;
 
 typedef struct {
-    int64_t layers, hidden, heads, kv_heads, head_dim, inner, vocab;
+    int64_t layers, hidden, heads, kv_heads, head_dim;
     int64_t weights;       /* WEIGHTS_* */
     int64_t amx;           /* tiles: activations and KV are bf16, in their layouts */
     int64_t kv_bf16;       /* without tiles: KV in bf16 rather than f32 */

@@ -22,7 +22,7 @@ class Layer(ctypes.Structure):
 
 class Model(ctypes.Structure):
     _fields_ = (
-        *((name, Int) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "inner", "vocab")),
+        *((name, Int) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim")),
         *((name, Int) for name in ("weights", "amx", "kv_bf16")),
         *((name, Real) for name in ("eps", "scale")),
         ("layer", Pointer),
