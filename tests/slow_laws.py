@@ -19,8 +19,6 @@ from specdec.edge.messages import OpenSession, VerifyRequest
 from specdec.lm.histories import Histories
 from specdec.lm.law import BadLogits, EmptyLaw
 
-_FIRST_CANDIDATES = 1024  # of a top-p search; a full sort only where a law is very flat
-
 
 @dataclass(frozen=True, eq=False)
 class Laws:
@@ -70,14 +68,7 @@ def target_laws(logits: torch.Tensor, histories: Histories, params: SamplingPara
 def top_k_ids(values: torch.Tensor, k: int) -> torch.Tensor:
     """int64[n, k], ascending: columns of the k largest values of each row of values[n, m], ties to the
     lowest."""
-    top, columns = torch.topk(values, k, sorted=False)
-    least = top.amin(-1, keepdim=True)
-    tied = (values == least).sum(-1) != (top == least).sum(-1)
-    for row in tied.nonzero()[:, 0].tolist():
-        over = (values[row] > least[row]).nonzero()[:, 0]
-        equal = (values[row] == least[row]).nonzero()[:, 0]
-        columns[row] = torch.cat([over, equal[: k - len(over)]])
-    return columns.sort(-1).values
+    return values.sort(dim=-1, descending=True, stable=True).indices[:, :k].sort(-1).values
 
 
 def top_p_kept(p: torch.Tensor, top_p: float) -> torch.Tensor:
@@ -146,23 +137,10 @@ def _penalised(scores: torch.Tensor, counts: torch.Tensor, params: SamplingParam
 
 
 def _top_p(weights: torch.Tensor, ids: torch.Tensor | None, top_p: float) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(weights, ids) cut to the nucleus of each row, narrow where the law allows it."""
-    p = weights / _sums(weights)
-    width = p.shape[1]
-    count = min(_FIRST_CANDIDATES, width)
-    while True:
-        columns = top_k_ids(p, count) if count < width else None
-        candidates = p if columns is None else p.gather(-1, columns)
-        falling, order = candidates.sort(dim=-1, descending=True, stable=True)
-        kept = top_p_kept(falling, top_p)
-        if columns is None or not kept[:, -1].any():
-            break
-        count = min(8 * count, width)
-    if columns is not None:
-        weights = weights.gather(-1, columns)
-        ids = columns if ids is None else ids.gather(-1, columns)
-    inside = torch.zeros_like(kept).scatter_(-1, order, kept)
-    return torch.where(inside, weights, 0.0), ids
+    """(weights, ids) with the weights outside the nucleus of each row set to 0."""
+    falling, order = (weights / _sums(weights)).sort(dim=-1, descending=True, stable=True)
+    kept = top_p_kept(falling, top_p)
+    return torch.where(torch.zeros_like(kept).scatter_(-1, order, kept), weights, 0.0), ids
 
 
 def _sums(weights: torch.Tensor) -> torch.Tensor:
