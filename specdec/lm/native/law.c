@@ -42,7 +42,7 @@ static int64_t greedy(const Row *row, const Shared *all, Law *law, Answer *out) 
         int64_t v = 0;
         for (; v + 8 <= all->vocab; v += 8) sums += exp8(wide(row->logits + v) - top);
         for (; v < all->vocab; v++) sum += exp1(row->logits[v] - top);
-        out->p = exp1(row->logits[y] - top) / (sum + sum_lanes(sums));
+        out->p = exp1(row->logits[y] - top) / (sum + sum8(sums));
     }
     law->ids[0] = (uint32_t)y, law->p[0] = 1.0;
     law->m = 1, law->dense = 0, law->mass = 1.0;

@@ -1,12 +1,7 @@
 /* A law in the making, its arithmetic eight doubles at a time, and the choice of its largest entries. */
 #pragma once
-#include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
-#ifdef __AVX512VL__
-#include <immintrin.h>
-#endif
+#include "vector.h"
 
 typedef double d8 __attribute__((vector_size(64)));
 typedef double d8u __attribute__((vector_size(64), aligned(8), may_alias));
@@ -14,9 +9,6 @@ typedef int64_t l8 __attribute__((vector_size(64)));
 typedef uint64_t w8 __attribute__((vector_size(64)));
 typedef float f8u __attribute__((vector_size(32), aligned(4), may_alias));
 typedef uint32_t i8u __attribute__((vector_size(32), aligned(4), may_alias));
-typedef float f16u __attribute__((vector_size(64), aligned(4), may_alias));
-typedef float f16 __attribute__((vector_size(64)));
-typedef int32_t n16 __attribute__((vector_size(64)));
 
 /* dense: m weights w, one per token; else m entries (ids ascending, weights p). mass: what weights are divided by. */
 typedef struct {
@@ -32,7 +24,7 @@ static inline d8 wide(const float *x) { return __builtin_convertvector(*(const f
 static inline w8 places(const uint32_t *ids) { return __builtin_convertvector(*(const i8u *)ids, w8); }
 static inline w8 counting(int64_t i) { return (uint64_t)i + (w8){0, 1, 2, 3, 4, 5, 6, 7}; }
 static inline int any(l8 x) { return (x[0] | x[1] | x[2] | x[3] | x[4] | x[5] | x[6] | x[7]) != 0; }
-static inline double sum_lanes(d8 x) { return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])); }
+static inline double sum8(d8 x) { return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])); }
 
 /* exp of x <= 0, to about one unit in the last place: 2^n exp(r), the Taylor sum to r^13. Subnormal results too. */
 static inline d8 exp8(d8 x) {
@@ -80,14 +72,13 @@ static inline double uniform1(uint64_t key, uint64_t id) {
 
 /* NaN if there is one. */
 static float largest_logit(const float *x, int64_t n) {
-    f16 best = (float)-INFINITY - (f16){};
-    n16 strange = {};
+    v16 best = splat(-INFINITY);
+    i16 strange = {};
     int64_t v = 0;
     for (; v + 16 <= n; v += 16) {
-        f16 here = *(const f16u *)(x + v);
-        n16 more = here > best;
+        v16 here = load_f32(x + v);
         strange |= here != here;
-        best = (f16)(((n16)here & more) | ((n16)best & ~more));
+        best = vmax(here, best);
     }
     float top = -INFINITY;
     for (int i = 0; i < 16; i++) {
@@ -145,7 +136,7 @@ static double lane_sum(const double *x, int64_t n) {
     for (; i + 16 <= n; i += 16) sums += *(const d8u *)(x + i), others += *(const d8u *)(x + i + 8);
     double rest = 0;
     for (; i < n; i++) rest += x[i];
-    return sum_lanes(sums + others) + rest;
+    return sum8(sums + others) + rest;
 }
 static double running_sum(const double *x, int64_t n) {
     double sum = 0;
