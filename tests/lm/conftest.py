@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from specdec.lm.answers import answer_all
+from specdec.lm.networks import NETWORKS
 from specdec.lm.question import Answer, Question
+from specdec.lm.runner import Runner
 from tests.law_ways import WAYS, AnswerOne, serve_by
+from tests.lm.served import serve
 from tests.tiny_models import FAMILIES, make_tiny_model
 
 
@@ -41,3 +46,18 @@ def answer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
         return result
 
     return answer_one
+
+
+@pytest.fixture(scope="module", params=list(NETWORKS))
+def runners(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> dict[str, Runner]:
+    """By family, of one network after the other."""
+    return {family: serve(folder, request.param) for family, folder in tiny_folders.items()}
+
+
+@pytest.fixture(scope="module")
+def stock(tiny_folders: dict[str, Path]) -> dict[str, Any]:
+    """The same models with the attention and the masks of `transformers`."""
+    return {
+        family: AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+        for family, folder in tiny_folders.items()
+    }
