@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
-from coordinator.compatibility import check_for
+from coordinator.compatibility import check_for, fitting
 from coordinator.config import CoordinatorConfig
 from coordinator.pool import Pool
 from coordinator.readiness import watch_readiness
@@ -37,7 +37,9 @@ async def serve(config: CoordinatorConfig) -> None:
         async with (
             opened_store(config) as store,
             Pool("target", config.target_addresses, check_for("target", codec), metrics) as targets,
-            Pool("draft", config.draft_addresses, check_for("draft", codec), metrics) as drafters,
+            Pool(
+                "draft", config.draft_addresses, check_for("draft", codec), metrics, narrow=fitting(targets.infos)
+            ) as drafters,
         ):
             servicer = GenerationServicer(config, codec, store, targets, drafters, telemetry, metrics)
             register = partial(generation_pb2_grpc.add_GenerationServiceServicer_to_server, servicer)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 from coordinator.config import CoordinatorConfig
 from coordinator.cycle import Cycle
 from coordinator.drafting import Drafting, DraftLimits
+from coordinator.drift import DriftWatch
+from coordinator.experience import Experience
+from coordinator.features import SessionFeatures
 from coordinator.generation import Generation
 from coordinator.opening import Opened
 from coordinator.pool import Pool
 from coordinator.responses import Writer, chunk, complete, replayed, started
+from coordinator.sources import Sources
 from coordinator.stats import Stats
 from coordinator.stopping import TurnOutput
 from coordinator.store.protocol import SessionStore
@@ -38,6 +43,8 @@ class Wiring:
     drafters: Pool
     telemetry: Telemetry
     metrics: CoordinatorMetrics
+    drift: DriftWatch
+    experience: Experience
 
 
 class Choice:
@@ -88,6 +95,7 @@ class Choice:
             usage = self._usage(stats)
             self._measure(usage, stats)
             message = stats.message(*traffic)
+            message.lossy = self.record.turn.lossy
             await self._writer.write(complete(self._index, self._output.finish, self._stop, usage, message))
             ended = True
         finally:
@@ -108,17 +116,22 @@ class Choice:
         """What was counted, and the bytes sent and received."""
         wiring, record, config = self._wiring, self.record, self._wiring.config
         vocab_size = wiring.codec.vocab_size
+        if record.turn.lossy:
+            wiring.metrics.lossy_turns.add()
         first = OpenSession(record.session_id, record.turn.params, record.turn.seed, record.turn_start)
         draft_limits = DraftLimits(config.draft_timeout, config.support, vocab_size)
-        drafting = Drafting(wiring.drafters, record.turn, first, draft_limits)
+        features = SessionFeatures(wiring.drafters, record.turn.drafter, drafting=record.turn.num_draft_tokens != 0)
+        open_drafting = partial(Drafting, wiring.drafters, record.turn, first, draft_limits, features)
+        sources = Sources(wiring.drafters, record.turn.drafter, open_drafting, features)
         verify_limits = VerifyLimits(config.verify_timeout, config.failover_timeout, vocab_size)
-        verifying = Verifying(wiring.targets, record.turn, first, record.fingerprint, verify_limits)
-        fixed_k = record.turn.num_draft_tokens
+        verifying = Verifying(wiring.targets, record.turn, first, record.fingerprint, verify_limits, features)
+        fixed_k, begun = record.turn.num_draft_tokens, wiring.experience.of(record.turn)
         generation = Generation(
             record,
             self._output,
-            drafting,
+            sources,
             verifying,
+            features,
             wiring.store,
             self._emit,
             wiring.telemetry,
@@ -127,15 +140,20 @@ class Choice:
             fixed_k=config.num_draft_tokens if fixed_k is None else fixed_k,
             max_k=self._max_k,
             heartbeat=config.session_lease / HEARTBEATS_PER_LEASE,
+            planner=begun,
         )
         generation.stats.started = self._began
         await generation.run()
-        sent = drafting.bytes_sent + verifying.bytes_sent
-        received = drafting.bytes_received + verifying.bytes_received
+        if fixed_k is None:
+            wiring.experience.keep(record.turn, generation.planner, begun)
+        sent = sources.bytes_sent + verifying.bytes_sent
+        received = sources.bytes_received + verifying.bytes_received
         return generation.stats, (sent, received)
 
     async def _emit(self, cycle: Cycle) -> None:
         record = self.record
+        if not record.turn.lossy:
+            self._wiring.drift.observe(cycle, record.turn.params.greedy)
         await self._writer.write(chunk(cycle, self._index, record.turn_start, record.turn.params.logprobs))
         self.sent += len(cycle.emission.token_ids)
         self._stop = cycle.emission.stop

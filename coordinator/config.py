@@ -52,6 +52,11 @@ class CoordinatorConfig:
         default=20.0, metadata={"help": "seconds for running generations after SIGTERM", "ge": 0.0}
     )
 
+    profile: str | None = field(
+        default=None,
+        metadata={"help": "JSON of `specdec profile`: say so when a drafter's acceptance sags below what it found"},
+    )
+
     def validate(self) -> None:
         if not self.target_addresses:
             raise ConfigError("target_addresses", "", "name at least one verifier as host:port")

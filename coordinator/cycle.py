@@ -5,27 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.drafting import Drafted
+from coordinator.sources import Ask
 from coordinator.stopping import Emission
 from coordinator.verifying import Verified
 from specdec.core.acceptance import Acceptance
-from specdec.core.planner import CycleOutcome
+from specdec.core.source_record import CycleOutcome
 from specdec.edge import telemetry as names
 from specdec.edge.messages import Timing
 from specdec.edge.telemetry import Attributes, CoordinatorMetrics
+
+CAUGHT_UP = 64  # context tokens that a drafter computes in a usual cycle at most
 
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
     """What one cycle adds to the session, on its way to the store and then to the client.
 
-    number: from 1; base: context length before it; asked: draft tokens asked for; drafter: who was asked; traceparent:
+    number: from 1; base: context length before it; ask: for whose draft, and how long; traceparent:
     of its span; seconds: from the end of the cycle before it. alphas: exact alpha by judged position, () where it means
     nothing (greedy, coupled)."""
 
     number: int
     base: int
-    asked: int
-    drafter: str
+    ask: Ask
     drafted: Drafted
     verified: Verified
     acceptance: Acceptance
@@ -39,30 +41,46 @@ class Cycle:
         return self.drafted.draft.tree.num_draft_tokens
 
     @property
+    def judged_drafter(self) -> str:
+        """Whose draft was judged, which a fallback makes another than who was asked; "" without a draft."""
+        return self.drafted.draft.drafter if self.num_draft_tokens else ""
+
+    @property
     def num_accepted(self) -> int:
         return len(self.acceptance.nodes)
 
+    @property
+    def num_reached(self) -> int:
+        """Depths at which a draft token was judged: those accepted, and one more unless the path ended at a leaf."""
+        last = self.acceptance.nodes[-1] if self.acceptance.nodes else 0
+        return self.num_accepted + bool(self.drafted.draft.tree.children[last])
+
     def outcome(self) -> CycleOutcome:
-        """A prompt or a retry measures nothing for the next cycle. Waiting for a draft that did not come does: it is
-        what asking costs."""
+        """A prompt or a retry measures nothing for the next cycle, nor does a context that a drafter had to compute.
+        Waiting for a draft that did not come does: it is what asking costs."""
         tree, timing = self.drafted.draft.tree, self.verified.timing
         usual = self.number > 1 and self.verified.attempts == 1
         verify = _compute_seconds(timing)
         draft = _compute_seconds(self.drafted.timing)
+        caught_up = self.drafted.timing.computed_tokens <= CAUGHT_UP
         return CycleOutcome(
-            asked=self.asked,
+            asked=self.ask.k,
             depth=int(tree.depths.max()),
             rows=tree.num_nodes,
             accepted=self.num_accepted,
-            draft_seconds=draft if usual else None,
+            draft_seconds=draft if usual and caught_up else None,
             verify_seconds=verify if usual else None,
             draft_network=max(0.0, self.drafted.seconds - draft),
             verify_network=max(0.0, self.verified.seconds - verify),
             batch=max(1, timing.batch_size),
             batch_rows=timing.batch_rows,
-            alphas=self.alphas,
-            drafter=self.drafter,
+            alphas=self.acceptance.exact_chances if self.alphas else (),
+            drafter=self.ask.source,
             context=self.base,
+            tree=self.ask.tree,
+            nodes=self.acceptance.nodes,
+            local=self.ask.local,
+            paid=self.drafted.seconds,
         )
 
     def attributes(self) -> Attributes:
@@ -98,7 +116,7 @@ class Cycle:
             metrics.fallbacks.add(cause=self.drafted.fallback)
         for alpha in self.alphas:
             metrics.exact_alpha.record(alpha)
-        if self.asked:
+        if self.ask.k:
             metrics.phase_seconds.record(self.drafted.seconds, phase="draft")
         metrics.phase_seconds.record(self.verified.seconds, phase="verify")
         metrics.phase_seconds.record(accept_seconds, phase="accept")

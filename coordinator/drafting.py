@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from coordinator.context import Context
+from coordinator.features import SessionFeatures
 from coordinator.pool import Pool
 from coordinator.redraw import redrawn
 from coordinator.stream import OVERLOADED, CycleStream, Exchange, ReplicaLate
@@ -15,6 +16,7 @@ from coordinator.turn import Turn
 from specdec.core import ngram
 from specdec.core.draft import NO_DRAFT, Draft, DraftKind
 from specdec.core.errors import DraftFault, ReplicaFault
+from specdec.core.features import FeatureRows
 from specdec.core.laws import check_draft, check_draws
 from specdec.core.tree import DraftTree
 from specdec.edge.draft_codec import decode_draft_reply, encode_draft_request
@@ -59,13 +61,25 @@ class DraftLimits:
 
 
 class Drafting:
-    """The draft side of one generation. Holds at most one stream, sticky until the replica fails or drains."""
+    """One generation's draft side towards one drafter of the pool, by its name; name None: whichever the replica in use
+    puts first. Holds at most one stream, sticky until the replica fails or drains."""
 
-    def __init__(self, pool: Pool, turn: Turn, opening: OpenSession, limits: DraftLimits) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        turn: Turn,
+        opening: OpenSession,
+        limits: DraftLimits,
+        features: SessionFeatures,
+        name: str | None,
+    ) -> None:
         self._pool = pool
         self._turn = turn
+        self._name = name
         self._opening = opening
         self._limits = limits
+        self._features = features
+        self._features_end: int | None = None  # position behind the last hidden states sent on the stream
         self._stream: CycleStream | None = None
         self._late = 0
         self._left_for: str | None = None  # why the stream before the present one was left
@@ -76,9 +90,9 @@ class Drafting:
 
     @property
     def drafter(self) -> str:
-        """Who is asked: as the request says, else the first that the replica in use (or any ready one) serves."""
-        if self._turn.drafter is not None:
-            return self._turn.drafter
+        """Who is asked: by name, else the first that the replica in use (or any ready one) serves."""
+        if self._name is not None:
+            return self._name
         replicas = [self._stream.replica] if self._stream is not None else self._pool.ready()
         return next((name for replica in replicas for name in replica.info.drafters), "")
 
@@ -95,7 +109,7 @@ class Drafting:
                 return self._checked(reply, len(context), clock() - start)
             except ReplicaFault as fault:
                 cause = self._failed(fault)
-        elif cause == "no_drafter" and self._turn.drafter == OWN:
+        elif cause == "no_drafter" and self._name == OWN:
             cause = None
         own = Draft(DraftTree.chain(ngram.propose(context.ids, k)), drafter=OWN)
         return Drafted(own, clock() - start, cause, wasted=k if cause in WASTING else 0)
@@ -138,12 +152,13 @@ class Drafting:
         if stream is not None and stream.lost is None and not stream.replica.draining:
             return None
         self.drop(None if stream is None else stream.lost)
-        replica = self._pool.pick(drafter=self._turn.drafter)
+        replica = self._pool.pick(drafter=self._name)
         if replica is None:
             return "no_drafter"
         if self._left_for is not None:
             self._pool.reopened(self._left_for)
         self._stream = CycleStream(replica, replica.stub.Draft(), tasks)
+        self._features_end = None
         return None
 
     def _outgrown(self, length: int) -> str | None:
@@ -172,10 +187,20 @@ class Drafting:
                 budget_us=int(budget * 0.8e6),
                 traceparent=traceparent,
                 open=opening if first else None,
+                features=self._unsent(stream, opening.drafter, offset),
             )
 
         exchange = Exchange(build, encode_draft_request, self._decode)
         return await stream.ask(exchange, context, cycle, budget)
+
+    def _unsent(self, stream: CycleStream, drafter: str, offset: int) -> FeatureRows | None:
+        """Hidden states that the drafter reads and the stream has not carried yet; of a context that it holds up to
+        `offset` only, it may hold no more of them."""
+        held = None if self._features_end is None else min(self._features_end, offset)
+        rows = self._features.unsent(stream.replica.info.drafter_info(drafter).feature_layers, held)
+        if rows is not None:
+            self._features_end = rows.end
+        return rows
 
     def _checked(self, reply: DraftReply, base: int, seconds: float) -> Drafted:
         """The draft, its draws made again and compared; raises DraftFault where it cannot be judged at all."""
@@ -184,6 +209,7 @@ class Drafting:
             raise DraftRefused(draft)
         assert isinstance(draft, Draft), "a stale reply was answered by the stream"
         check_draft(draft, self._limits.vocab_size)
+        draft = replace(draft, drafter=self.drafter)  # what it calls itself is not ours to count by
         try:
             check_draws(draft, seed, base)
         except DraftFault as fault:

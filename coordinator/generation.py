@@ -11,16 +11,18 @@ import numpy as np
 
 from coordinator.context import Context
 from coordinator.cycle import Cycle
-from coordinator.drafting import Drafted, Drafting
+from coordinator.drafting import Drafted
+from coordinator.features import SessionFeatures
+from coordinator.judging import rule_of
 from coordinator.session import SessionRecord
+from coordinator.sources import Ask, Sources
 from coordinator.stats import Stats
 from coordinator.stopping import TurnOutput
 from coordinator.store.outcomes import StoreBehind
 from coordinator.store.protocol import SessionStore
 from coordinator.verifying import Verified, Verifying
-from specdec.core.acceptance import RULES, Acceptance, emitted
-from specdec.core.draft import DraftKind
-from specdec.core.planner import Planner, observe, plan, served_by
+from specdec.core.acceptance import Acceptance, emitted
+from specdec.core.planner import Planner, choose, observe, served_by
 from specdec.core.randomness import Purpose, uniforms
 from specdec.edge import telemetry as names
 from specdec.edge.telemetry import CoordinatorMetrics, Telemetry, traceparent
@@ -30,14 +32,16 @@ class Generation:
     """One choice of one request, from its record to its end.
 
     emit: sends a committed cycle to the client; trace: traceparent of the request's span; fixed_k: draft tokens of a
-    cycle, None: the planner decides; max_k: at most; heartbeat: seconds between two signs of life to the store."""
+    cycle, None: the planner decides; max_k: at most; heartbeat: seconds between two signs of life to the store;
+    planner: what is known of the sources already, and then what was learned."""
 
     def __init__(
         self,
         record: SessionRecord,
         output: TurnOutput,
-        drafting: Drafting,
+        sources: Sources,
         verifying: Verifying,
+        features: SessionFeatures,
         store: SessionStore,
         emit: Callable[[Cycle], Awaitable[None]],
         telemetry: Telemetry,
@@ -47,13 +51,16 @@ class Generation:
         fixed_k: int | None,
         max_k: int,
         heartbeat: float,
+        planner: Planner,
     ) -> None:
         self.stats = Stats()
+        self.planner = planner
         self._record = record
         self._context = Context(record.token_ids, capacity=record.turn_start + record.turn.max_tokens)
         self._output = output
-        self._drafting = drafting
+        self._sources = sources
         self._verifying = verifying
+        self._features = features
         self._store = store
         self._emit = emit
         self._telemetry = telemetry
@@ -62,7 +69,6 @@ class Generation:
         self._fixed_k = fixed_k
         self._max_k = max_k
         self._heartbeat = heartbeat
-        self._planner = Planner()
         self._ended = False
         self._outbox: asyncio.Queue[Cycle | None] = asyncio.Queue(maxsize=1)
         self._clock = asyncio.get_running_loop().time
@@ -80,21 +86,21 @@ class Generation:
                 await courier
             finally:
                 keeper.cancel()
-                self._drafting.drop()
+                self._sources.drop()
                 self._verifying.drop()
 
     async def _cycle(self, tasks: asyncio.TaskGroup) -> Cycle:
         number, base = self.stats.cycles + 1, len(self._context)
-        drafter = self._drafting.drafter
-        asked = self._num_draft_tokens(drafter)
+        ask = self._choose()
         with self._telemetry.span(names.SPAN_CYCLE, parent=self._trace) as span:
             with self._telemetry.span(names.SPAN_DRAFT, parent=span) as child:
-                drafted = await self._drafting.draft(self._context, number, asked, traceparent(child), tasks)
+                drafted = await self._sources.draft(ask, self._context, number, traceparent(child), tasks)
             with self._telemetry.span(names.SPAN_VERIFY, parent=span) as child:
                 verified = await self._verify(drafted, number, traceparent(child), tasks)
             judged = self._clock()
             with self._telemetry.span(names.SPAN_ACCEPT, parent=span):
                 acceptance = self._accept(drafted, verified, base)
+                self._features.add(verified.features, acceptance.nodes, verified.verification.form)
                 emission = self._output.accept(emitted(drafted.draft, acceptance))
                 self._context.append(np.asarray(emission.token_ids, dtype=np.uint32))
             alphas = () if self._record.turn.params.greedy else acceptance.alphas
@@ -102,8 +108,7 @@ class Generation:
             cycle = Cycle(
                 number=number,
                 base=base,
-                asked=asked,
-                drafter=drafter,
+                ask=ask,
                 drafted=drafted,
                 verified=verified,
                 acceptance=acceptance,
@@ -125,17 +130,19 @@ class Generation:
             self._metrics.wasted_draft_tokens.add(drafted.draft.tree.num_draft_tokens)
             raise
 
-    def _num_draft_tokens(self, drafter: str) -> int:
-        """A cycle with k draft tokens emits up to k + 1, so the last token is never drafted for."""
+    def _choose(self) -> Ask:
+        """Whom to ask, and for how much. A cycle with k draft tokens emits up to k + 1, so the last token is never
+        drafted for."""
         limit = min(self._max_k, self._output.remaining - 1)
-        if self._fixed_k is None:
-            self._planner = served_by(self._planner, self._verifying.step_times)
-            return plan(self._planner, limit, drafter, len(self._context))
-        return min(self._fixed_k, limit)
+        if self._fixed_k is not None or not limit:
+            return self._sources.fixed(min(self._fixed_k or 0, limit))
+        self.planner = served_by(self.planner, self._verifying.step_times)
+        offers = self._sources.offers(self._context, limit)
+        return self._sources.ask(*choose(self.planner, offers, limit, len(self._context)))
 
     def _accept(self, drafted: Drafted, verified: Verified, base: int) -> Acceptance:
         draft = drafted.draft
-        rule = RULES["coupled" if draft.kind is DraftKind.CHOSEN else "rejection"]
+        rule = rule_of(self._record.turn, draft)
         noise = uniforms(self._record.turn.seed, base, Purpose.ACCEPT, draft.tree.num_nodes)
         return rule(draft, verified.verification, noise)
 
@@ -143,14 +150,14 @@ class Generation:
         stats = self.stats
         if cycle.number == 1:
             stats.cached_tokens = cycle.base - cycle.verified.timing.computed_tokens
-        stats.cycle(cycle.num_draft_tokens, cycle.num_accepted, cycle.alphas)
+        stats.cycle(cycle.judged_drafter, cycle.num_draft_tokens, cycle.num_reached, cycle.num_accepted, cycle.alphas)
         stats.cut_tokens += cycle.emission.cut_tokens
         stats.draft_seconds += cycle.drafted.seconds
         stats.verify_seconds += cycle.verified.seconds
         if cycle.drafted.fallback is not None:
             stats.fell_back(cycle.drafted.fallback)
         cycle.record(self._metrics, accept_seconds)
-        self._planner = observe(self._planner, cycle.outcome())
+        self.planner = observe(self.planner, cycle.outcome())
 
     async def _deliver(self) -> None:
         while (cycle := await self._outbox.get()) is not None:

@@ -19,10 +19,12 @@ log = logging.getLogger(__name__)
 REFRESH = 2.0  # seconds between two looks at the name service and at each replica's Info
 
 Check = Callable[[ReplicaInfo], str | None]
+Narrow = Callable[[ReplicaInfo], ReplicaInfo]
 
 
 class Pool:
-    """`async with Pool(...)` keeps the list current. `check` says why a replica cannot be used, or None.
+    """`async with Pool(...)` keeps the list current. `check` says why a replica cannot be used, or None; before that,
+    `narrow` leaves out of its Info what cannot.
 
     addresses: "host:port", each host resolved again every REFRESH seconds, so that a headless name follows its pool.
     """
@@ -34,6 +36,7 @@ class Pool:
         check: Check,
         metrics: CoordinatorMetrics,
         *,
+        narrow: Narrow = lambda info: info,
         refresh: float = REFRESH,
         rng: random.Random | None = None,
     ) -> None:
@@ -41,6 +44,7 @@ class Pool:
         self.replicas: dict[str, Replica] = {}
         self._addresses = tuple(addresses)
         self._check = check
+        self._narrow = narrow
         self._metrics = metrics
         self._refresh = refresh
         self._rng = rng or random.Random()
@@ -76,6 +80,10 @@ class Pool:
     def members(self) -> list[Replica]:
         """Replicas that fit and answer, those set aside or draining included: any of them may serve a session yet."""
         return [replica for replica in self.replicas.values() if replica.state is State.READY]
+
+    def infos(self) -> list[ReplicaInfo]:
+        """Of its members."""
+        return [replica.info for replica in self.members()]
 
     def drafters_seen(self) -> list[str]:
         """Drafter names of every replica that ever answered, the operator's order kept."""
@@ -153,7 +161,7 @@ class Pool:
 
     async def _refresh_one(self, replica: Replica) -> None:
         before = replica.state
-        await replica.refresh(self._check)
+        await replica.refresh(self._check, self._narrow)
         if replica.state is before:
             return
         if replica.state is State.EXCLUDED:

@@ -83,10 +83,12 @@ class Replica:
         """A reply came and was found sound: earlier faults count no more."""
         self._pause = FIRST_PAUSE
 
-    async def refresh(self, check: Callable[[ReplicaInfo], str | None]) -> None:
-        """Asks for Info and settles the state by it."""
+    async def refresh(
+        self, check: Callable[[ReplicaInfo], str | None], narrow: Callable[[ReplicaInfo], ReplicaInfo]
+    ) -> None:
+        """Asks for Info and settles the state by it. narrow: what of it counts."""
         try:
-            info = decode_info(await self.stub.Info(common_pb2.InfoRequest(), timeout=INFO_DEADLINE))
+            info = narrow(decode_info(await self.stub.Info(common_pb2.InfoRequest(), timeout=INFO_DEADLINE)))
         except grpc.aio.AioRpcError as error:
             self.state, self.reason = State.CONNECTING, f"{error.code().name}: {error.details()}"
             return

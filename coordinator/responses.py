@@ -42,7 +42,7 @@ def started(record: SessionRecord, index: int) -> pb.Started:
         prompt_tokens=record.turn_start,
         params=encode_params(turn.params),
         max_tokens=turn.max_tokens,
-        verification="rejection" if turn.sampled else "coupled",
+        verification=turn.rule,
         drafter=turn.drafter or "auto",
         index=index,
     )
@@ -60,7 +60,16 @@ def chunk(cycle: Cycle, index: int, turn_start: int, logprobs: int | None) -> pb
             add_logprobs(token, cycle.drafted.draft, cycle.verified.verification, judged_at)
         tokens.append(token)
     return pb.Chunk(
-        index=index, offset=cycle.base - turn_start, text=cycle.emission.text, tokens=tokens, timing=_timing(cycle)
+        index=index,
+        offset=cycle.base - turn_start,
+        text=cycle.emission.text,
+        tokens=tokens,
+        timing=_timing(cycle),
+        drafter=cycle.judged_drafter,
+        num_draft_tokens=cycle.num_draft_tokens,
+        draft_depth=int(cycle.drafted.draft.tree.depths.max()),
+        num_accepted_tokens=cycle.num_accepted,
+        exact_alphas=cycle.alphas,
     )
 
 

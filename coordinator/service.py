@@ -14,6 +14,8 @@ from coordinator.admission import admit
 from coordinator.choice import Choice, Wiring
 from coordinator.config import CoordinatorConfig
 from coordinator.drafting import OWN
+from coordinator.drift import DriftWatch
+from coordinator.experience import Experience
 from coordinator.opening import Opening
 from coordinator.pool import Pool
 from coordinator.responses import Writer
@@ -39,7 +41,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         telemetry: Telemetry,
         metrics: CoordinatorMetrics,
     ) -> None:
-        self._wiring = Wiring(config, codec, store, targets, drafters, telemetry, metrics)
+        """Raises ConfigError where config.profile cannot be read."""
+        drift = DriftWatch.of(config.profile, metrics)
+        self._wiring = Wiring(config, codec, store, targets, drafters, telemetry, metrics, drift, Experience())
         self._opening = Opening(store, codec)
         self._active = 0
         metrics.active_streams.set(lambda: self._active)
@@ -185,7 +189,7 @@ def _outcome_attributes(choices: Sequence[Choice]) -> Attributes:
         names.SESSION_ID: record.session_id,
         names.CONVERSATION_ID: record.session_id,
         names.REQUEST_SEED: str(record.turn.seed),  # 64 unsigned bits: more than an attribute's number holds
-        names.VERIFICATION: "rejection" if record.turn.sampled else "coupled",
+        names.VERIFICATION: record.turn.rule,
         names.DRAFTER: record.turn.drafter or "auto",
         names.RESPONSE_FINISH_REASONS: [choice.finish or "cancelled" for choice in choices],
         names.INPUT_TOKENS: record.turn_start,

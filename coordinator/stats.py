@@ -18,6 +18,8 @@ class Stats:
     emitted_tokens: int = 0
     cut_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
+    reached_per_position: list[int] = field(default_factory=list)
+    cycles_per_drafter: dict[str, int] = field(default_factory=dict)
     alpha_sum: float = 0.0
     alpha_count: int = 0
     fallbacks: dict[str, int] = field(default_factory=dict)
@@ -29,16 +31,18 @@ class Stats:
     first_token: float = 0.0
     last_token: float = 0.0
 
-    def cycle(self, draft_tokens: int, accepted: int, alphas: tuple[float, ...]) -> None:
-        """One cycle was judged: `accepted` of `draft_tokens` survived."""
+    def cycle(self, drafter: str, draft_tokens: int, reached: int, accepted: int, alphas: tuple[float, ...]) -> None:
+        """One cycle was judged: `accepted` of `draft_tokens` of `drafter` ("": no draft) survived; at `reached` depths
+        one was judged."""
         assert accepted <= draft_tokens, "more draft tokens accepted than drafted"
+        assert accepted <= reached <= accepted + 1, "the walk judges at most one depth beyond its end"
         self.cycles += 1
         self.drafts += draft_tokens > 0
         self.draft_tokens += draft_tokens
         self.accepted_tokens += accepted
-        self.accepted_per_position.extend([0] * (accepted - len(self.accepted_per_position)))
-        for position in range(accepted):
-            self.accepted_per_position[position] += 1
+        _count_positions(self.accepted_per_position, accepted)
+        _count_positions(self.reached_per_position, reached)
+        self.cycles_per_drafter[drafter] = self.cycles_per_drafter.get(drafter, 0) + 1
         self.alpha_sum += sum(alphas)
         self.alpha_count += len(alphas)
 
@@ -58,6 +62,8 @@ class Stats:
             draft_tokens=self.draft_tokens,
             accepted_tokens=self.accepted_tokens,
             accepted_per_position=self.accepted_per_position,
+            reached_per_position=self.reached_per_position,
+            cycles_per_drafter=self.cycles_per_drafter,
             exact_alpha_sum=self.alpha_sum,
             exact_alpha_count=self.alpha_count,
             fallbacks=self.fallbacks,
@@ -70,3 +76,10 @@ class Stats:
             bytes_sent=bytes_sent,
             bytes_received=bytes_received,
         )
+
+
+def _count_positions(counts: list[int], depth: int) -> None:
+    """One more at each of the first `depth` positions."""
+    counts.extend([0] * (depth - len(counts)))
+    for position in range(depth):
+        counts[position] += 1

@@ -17,8 +17,7 @@ from specdec.core.sampling import SamplingParams
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024  # of one stop string
 MAX_IDS = 1024  # entries of logit_bias or of stop_token_ids: they travel to each replica
-VERIFICATIONS = ("rejection", "coupled")
-VERIFICATIONS_TO_COME = ("block", "traversal", "typical")
+VERIFICATIONS = ("block", "traversal", "rejection", "coupled", "typical")
 TURN_FIELDS = (
     "max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos",
@@ -135,8 +134,6 @@ def _drafter(name: str, served: tuple[str, ...]) -> str | None:
 
 
 def _verification(name: str) -> str | None:
-    if name in VERIFICATIONS_TO_COME:
-        raise InvalidArgument("verification", name, f"not there yet: choose one of {', '.join(VERIFICATIONS)}")
     if name and name not in VERIFICATIONS:
         raise InvalidArgument("verification", name, f"unknown: choose one of {', '.join(VERIFICATIONS)}")
     return name or None

@@ -4,16 +4,19 @@ sound verification comes back or the patience ends. Verify is pure, so a retry h
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from coordinator.context import Context
+from coordinator.features import SessionFeatures
+from coordinator.judging import form_of
 from coordinator.pool import Pool
 from coordinator.stream import OVERLOADED, CycleStream, Exchange
 from coordinator.turn import Turn
 from specdec.core.acceptance import check_verification
 from specdec.core.draft import Draft, DraftKind
 from specdec.core.errors import InvalidArgument, ReplicaFault, ResourceExhausted, SpecdecError, Unavailable
+from specdec.core.features import VerifiedFeatures, row_bytes
 from specdec.core.step_time import StepTimeTable
 from specdec.core.verification import Verification, VerifyForm
 from specdec.edge.messages import OpenSession, Refusal, Timing, VerifyReply, VerifyRequest
@@ -25,13 +28,15 @@ ATTEMPTS = 4  # verifications tried for one cycle before the request fails
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """seconds: wall time of the whole verify phase, retries included; attempts: 1 when nothing failed."""
+    """seconds: wall time of the whole verify phase, retries included; attempts: 1 when nothing failed; features: hidden
+    states, where a drafter reads them."""
 
     verification: Verification
     seconds: float
     timing: Timing
     replica_id: str
     attempts: int
+    features: VerifiedFeatures | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +51,27 @@ class VerifyLimits:
 class Verifying:
     """Holds at most one stream, sticky until the replica fails or drains. A session pins its target fingerprint."""
 
-    def __init__(self, pool: Pool, turn: Turn, opening: OpenSession, fingerprint: str, limits: VerifyLimits) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        turn: Turn,
+        opening: OpenSession,
+        fingerprint: str,
+        limits: VerifyLimits,
+        features: SessionFeatures,
+    ) -> None:
         self._pool = pool
         self._turn = turn
         self._opening = opening
         self._fingerprint = fingerprint
         self._limits = limits
+        self._features = features
         self._stream: CycleStream | None = None
         self._avoid: frozenset[str] = frozenset()
         self._left_for: str | None = None  # why the stream before the present one was left
         self._step_times: StepTimeTable | None = None  # of the verifier in use, as they were when it was chosen
         self._decode = partial(decode_verify_reply, vocab_size=limits.vocab_size, logprobs=turn.params.logprobs)
+        self._told_layers: tuple[int, ...] = ()  # what the stream was opened with
         self.bytes_sent = 0
         self.bytes_received = 0
 
@@ -93,7 +108,7 @@ class Verifying:
             if stream.replica.draining and self._pool.ready(fingerprint=self._fingerprint):
                 self.drop()
             replica_id = stream.replica.info.replica_id
-            return Verified(verification, clock() - start, reply.timing, replica_id, attempt)
+            return Verified(verification, clock() - start, reply.timing, replica_id, attempt, reply.features)
         raise AssertionError("every attempt returns, raises or leads to the next")
 
     def drop(self, fault: ReplicaFault | None = None) -> None:
@@ -123,23 +138,27 @@ class Verifying:
     async def _ask(
         self, stream: CycleStream, context: Context, draft: Draft, cycle: int, traceparent: str
     ) -> VerifyReply:
-        form = _form(draft)
+        form, info = form_of(self._turn, draft), stream.replica.info
+        layers = self._features.layers_for(info)
 
         def build(offset: int, first: bool) -> VerifyRequest:
+            first |= layers != self._told_layers
+            self._told_layers = layers
             return VerifyRequest(
                 cycle=cycle,
                 offset=offset,
                 token_ids=context.ids[offset:],
                 tree=draft.tree,
                 form=form,
-                supports=tuple(law.ids for law in draft.laws),
+                supports=tuple(law.ids for law in draft.laws) if form is VerifyForm.PQ else (),
                 want_child_p=self._measures_alpha(draft),
                 budget_us=int(self._limits.timeout * 1e6),
                 traceparent=traceparent,
-                open=self._opening if first else None,
+                open=replace(self._opening, feature_layers=layers) if first else None,
             )
 
-        exchange = Exchange(build, encode_verify_request, self._decode)
+        decode = partial(self._decode, feature_bytes=row_bytes(len(layers), info.hidden_size))
+        exchange = Exchange(build, encode_verify_request, decode)
         return await stream.ask(exchange, context, cycle, self._limits.timeout)
 
     def _measures_alpha(self, draft: Draft) -> bool:
@@ -155,14 +174,8 @@ class Verifying:
                 raise InvalidArgument(result.field, result.reason, result.message)
             raise ReplicaFault(result.message, reason=result.reason)
         assert isinstance(result, Verification), "a stale reply was answered by the stream"
-        check_verification(draft, result, _form(draft), self._limits.vocab_size)
+        check_verification(draft, result, form_of(self._turn, draft), self._limits.vocab_size)
         return result
-
-
-def _form(draft: Draft) -> VerifyForm:
-    """Sampled drafts are judged by their laws, everything else by the target's own draws."""
-    sampled = draft.kind is not DraftKind.CHOSEN and draft.tree.num_draft_tokens > 0
-    return VerifyForm.PQ if sampled else VerifyForm.Y
 
 
 def _final(fault: ReplicaFault) -> SpecdecError:

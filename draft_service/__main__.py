@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from draft_service.config import DraftConfig
-from draft_service.drafters import DRAFTERS, Drafter
+from draft_service.drafters import DRAFTERS, Drafter, DraftModel
 from draft_service.health import watch_health
 from draft_service.lane import Lane
 from draft_service.service import DraftService
@@ -59,8 +59,23 @@ def lane(name: str, drafter: Drafter, config: DraftConfig, thread: ThreadPoolExe
 
 
 def load_drafters(config: DraftConfig, metrics: ReplicaMetrics) -> dict[str, Drafter]:
-    """Blocking. Raises ConfigError."""
-    return {name: DRAFTERS[name](config, metrics) for name in config.drafters}
+    """Blocking. Raises ConfigError, also where two of them draft in different vocabularies."""
+    drafters = {name: DRAFTERS[name](config, metrics, argument) for name, argument in config.entries.items()}
+    check_one_vocabulary({name: drafter.model for name, drafter in drafters.items()})
+    return drafters
+
+
+def check_one_vocabulary(models: Mapping[str, DraftModel]) -> None:
+    """Whoever names a vocabulary must name the same: the replica has one Info. Raises ConfigError."""
+    named = {name: (m.vocab_size, m.tokenizer_hash) for name, m in models.items() if m.tokenizer_hash}
+    for name, vocabulary in named.items():
+        first, expected = next(iter(named.items()))
+        if vocabulary != expected:
+            remedy = (
+                f"{first} drafts {expected[0]} ids of tokenizer {expected[1][:12]}, {name} {vocabulary[0]} of "
+                f"{vocabulary[1][:12]}: serve them as two replicas, or use --tli"
+            )
+            raise ConfigError("drafters", f"{first},{name}", remedy)
 
 
 def main() -> None:

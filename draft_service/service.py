@@ -15,6 +15,7 @@ from draft_service.session import DraftSession
 from protos import common_pb2, draft_pb2, draft_pb2_grpc
 from specdec.core.draft import Draft
 from specdec.core.errors import InvalidArgument, SpecdecError, Unavailable
+from specdec.core.features import row_bytes
 from specdec.edge import telemetry as names
 from specdec.edge.batcher import Served
 from specdec.edge.config import describe
@@ -22,6 +23,7 @@ from specdec.edge.draft_codec import decode_draft_request, encode_draft_reply
 from specdec.edge.errors import Context
 from specdec.edge.info_codec import encode_info
 from specdec.edge.messages import (
+    DrafterInfo,
     DraftReply,
     DraftRequest,
     Load,
@@ -108,6 +110,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             drafters=(*self._lanes,),
             load=self.load(),
             config=describe(self._config),
+            drafter_infos=tuple(_drafter_info(name, lane.drafter.model) for name, lane in self._lanes.items()),
         )
         return encode_info(info)
 
@@ -158,11 +161,14 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             await self._reopen(session, request.open)
         if session.opening is None:
             raise InvalidArgument("open", None, "the first message of a stream must open the session")
-        if (stale := session.advance(request)) is not None:
+        lane = self._lane(session.opening)
+        model = lane.drafter.model
+        feature_bytes = row_bytes(len(model.feature_layers), model.feature_size)
+        if (stale := session.advance(request, feature_bytes)) is not None:
             self._metrics.stale_contexts.add()
             return stale, None
         job = self._job(session, session.opening, request, arrived)
-        served = await self._lane(session.opening).serve(job)
+        served = await lane.serve(job)
         assert isinstance(served.result, Draft), "errors are raised by the lane"
         return served.result, served
 
@@ -221,6 +227,10 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             names.COMPUTE_US: reply.timing.compute_us,
         }
         self._telemetry.record_span(names.SPAN_PROPOSE, message.traceparent, start_ns, time.time_ns(), attributes)
+
+
+def _drafter_info(name: str, model: DraftModel) -> DrafterInfo:
+    return DrafterInfo(name, model.tree, model.feature_layers, model.feature_size, model.target_base_fingerprint)
 
 
 def _timing(served: Served[Outcome], computed_tokens: int) -> Timing:

@@ -39,20 +39,22 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias_ids: _Optional[bytes] = ..., logit_biases: _Optional[bytes] = ..., min_tokens: _Optional[int] = ..., end_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class OpenSession(_message.Message):
-    __slots__ = ("protocol_version", "session_id", "params", "seed", "turn_start", "drafter")
+    __slots__ = ("protocol_version", "session_id", "params", "seed", "turn_start", "drafter", "feature_layers")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     TURN_START_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     session_id: str
     params: SamplingParams
     seed: int
     turn_start: int
     drafter: str
-    def __init__(self, protocol_version: _Optional[int] = ..., session_id: _Optional[str] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., turn_start: _Optional[int] = ..., drafter: _Optional[str] = ...) -> None: ...
+    feature_layers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, protocol_version: _Optional[int] = ..., session_id: _Optional[str] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., turn_start: _Optional[int] = ..., drafter: _Optional[str] = ..., feature_layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StaleContext(_message.Message):
     __slots__ = ("held",)
@@ -108,8 +110,22 @@ class StepTimes(_message.Message):
     seconds: bytes
     def __init__(self, rows: _Optional[bytes] = ..., contexts: _Optional[bytes] = ..., seconds: _Optional[bytes] = ...) -> None: ...
 
+class DrafterInfo(_message.Message):
+    __slots__ = ("name", "tree", "feature_layers", "feature_size", "target_base_fingerprint")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_BASE_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    tree: bool
+    feature_layers: _containers.RepeatedScalarFieldContainer[int]
+    feature_size: int
+    target_base_fingerprint: str
+    def __init__(self, name: _Optional[str] = ..., tree: _Optional[bool] = ..., feature_layers: _Optional[_Iterable[int]] = ..., feature_size: _Optional[int] = ..., target_base_fingerprint: _Optional[str] = ...) -> None: ...
+
 class ReplicaInfo(_message.Message):
-    __slots__ = ("protocol_version", "role", "replica_id", "vocab_size", "tokenizer_hash", "model_fingerprint", "dtype", "max_context", "max_nodes", "token_budget", "kv_block_size", "eos_ids", "drafters", "model_name", "load", "config", "step_times")
+    __slots__ = ("protocol_version", "role", "replica_id", "vocab_size", "tokenizer_hash", "model_fingerprint", "dtype", "max_context", "max_nodes", "token_budget", "kv_block_size", "eos_ids", "drafters", "model_name", "load", "config", "step_times", "num_layers", "hidden_size", "base_fingerprint", "drafter_infos")
     class ConfigEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +150,10 @@ class ReplicaInfo(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BASE_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_INFOS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     role: str
     replica_id: str
@@ -151,4 +171,8 @@ class ReplicaInfo(_message.Message):
     load: Load
     config: _containers.ScalarMap[str, str]
     step_times: StepTimes
-    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[str] = ..., replica_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_hash: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., max_context: _Optional[int] = ..., max_nodes: _Optional[int] = ..., token_budget: _Optional[int] = ..., kv_block_size: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., drafters: _Optional[_Iterable[str]] = ..., model_name: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., config: _Optional[_Mapping[str, str]] = ..., step_times: _Optional[_Union[StepTimes, _Mapping]] = ...) -> None: ...
+    num_layers: int
+    hidden_size: int
+    base_fingerprint: str
+    drafter_infos: _containers.RepeatedCompositeFieldContainer[DrafterInfo]
+    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[str] = ..., replica_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_hash: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., max_context: _Optional[int] = ..., max_nodes: _Optional[int] = ..., token_budget: _Optional[int] = ..., kv_block_size: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., drafters: _Optional[_Iterable[str]] = ..., model_name: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., config: _Optional[_Mapping[str, str]] = ..., step_times: _Optional[_Union[StepTimes, _Mapping]] = ..., num_layers: _Optional[int] = ..., hidden_size: _Optional[int] = ..., base_fingerprint: _Optional[str] = ..., drafter_infos: _Optional[_Iterable[_Union[DrafterInfo, _Mapping]]] = ...) -> None: ...

@@ -25,23 +25,23 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/draft.proto\x12\nspecdec.v1\x1a\x13protos/common.proto\"\xdf\x01\n\x0c\x44raftRequest\x12%\n\x04open\x18\x01 \x01(\x0b\x32\x17.specdec.v1.OpenSession\x12\r\n\x05\x63ycle\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\r\x12#\n\x04mode\x18\x06 \x01(\x0e\x32\x15.specdec.v1.DraftMode\x12\x0f\n\x07support\x18\x07 \x01(\r\x12\x11\n\tbudget_us\x18\x08 \x01(\r\x12\x13\n\x0btraceparent\x18\t \x01(\t\"\xc0\x01\n\x05\x44raft\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.specdec.v1.DraftKind\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x0f\n\x07parents\x18\x03 \x01(\x0c\x12\x15\n\rsupport_sizes\x18\x04 \x01(\x0c\x12\x13\n\x0bsupport_ids\x18\x05 \x01(\x0c\x12\x11\n\tsupport_q\x18\x06 \x01(\x0c\x12\x0f\n\x07\x64rafter\x18\x07 \x01(\t\x12\r\n\x05score\x18\x08 \x01(\x02\x12\x0f\n\x07\x63oupled\x18\t \x01(\x08\"\xe3\x01\n\rDraftResponse\x12\r\n\x05\x63ycle\x18\x01 \x01(\r\x12\"\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x11.specdec.v1.DraftH\x00\x12)\n\x05stale\x18\x03 \x01(\x0b\x32\x18.specdec.v1.StaleContextH\x00\x12&\n\x07refusal\x18\x04 \x01(\x0b\x32\x13.specdec.v1.RefusalH\x00\x12\"\n\x06timing\x18\x05 \x01(\x0b\x32\x12.specdec.v1.Timing\x12\x1e\n\x04load\x18\x06 \x01(\x0b\x32\x10.specdec.v1.LoadB\x08\n\x06result*V\n\tDraftMode\x12\x1a\n\x16\x44RAFT_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44RAFT_MODE_CHOSEN\x10\x01\x12\x16\n\x12\x44RAFT_MODE_SAMPLED\x10\x02*\x82\x01\n\tDraftKind\x12\x1a\n\x16\x44RAFT_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44RAFT_KIND_CHOSEN\x10\x01\x12\x16\n\x12\x44RAFT_KIND_SAMPLED\x10\x02\x12*\n&DRAFT_KIND_SAMPLED_WITHOUT_REPLACEMENT\x10\x03\x32\x8a\x01\n\x0c\x44raftService\x12\x38\n\x04Info\x12\x17.specdec.v1.InfoRequest\x1a\x17.specdec.v1.ReplicaInfo\x12@\n\x05\x44raft\x12\x18.specdec.v1.DraftRequest\x1a\x19.specdec.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/draft.proto\x12\nspecdec.v1\x1a\x13protos/common.proto\"\x9f\x02\n\x0c\x44raftRequest\x12%\n\x04open\x18\x01 \x01(\x0b\x32\x17.specdec.v1.OpenSession\x12\r\n\x05\x63ycle\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\r\x12#\n\x04mode\x18\x06 \x01(\x0e\x32\x15.specdec.v1.DraftMode\x12\x0f\n\x07support\x18\x07 \x01(\r\x12\x11\n\tbudget_us\x18\x08 \x01(\r\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\n \x01(\x0c\x12\x14\n\x0c\x66\x65\x61ture_rows\x18\x0b \x01(\r\x12\x16\n\x0e\x66\x65\x61ture_offset\x18\x0c \x01(\r\"\xc0\x01\n\x05\x44raft\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.specdec.v1.DraftKind\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x0f\n\x07parents\x18\x03 \x01(\x0c\x12\x15\n\rsupport_sizes\x18\x04 \x01(\x0c\x12\x13\n\x0bsupport_ids\x18\x05 \x01(\x0c\x12\x11\n\tsupport_q\x18\x06 \x01(\x0c\x12\x0f\n\x07\x64rafter\x18\x07 \x01(\t\x12\r\n\x05score\x18\x08 \x01(\x02\x12\x0f\n\x07\x63oupled\x18\t \x01(\x08\"\xe3\x01\n\rDraftResponse\x12\r\n\x05\x63ycle\x18\x01 \x01(\r\x12\"\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x11.specdec.v1.DraftH\x00\x12)\n\x05stale\x18\x03 \x01(\x0b\x32\x18.specdec.v1.StaleContextH\x00\x12&\n\x07refusal\x18\x04 \x01(\x0b\x32\x13.specdec.v1.RefusalH\x00\x12\"\n\x06timing\x18\x05 \x01(\x0b\x32\x12.specdec.v1.Timing\x12\x1e\n\x04load\x18\x06 \x01(\x0b\x32\x10.specdec.v1.LoadB\x08\n\x06result*V\n\tDraftMode\x12\x1a\n\x16\x44RAFT_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44RAFT_MODE_CHOSEN\x10\x01\x12\x16\n\x12\x44RAFT_MODE_SAMPLED\x10\x02*\x82\x01\n\tDraftKind\x12\x1a\n\x16\x44RAFT_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44RAFT_KIND_CHOSEN\x10\x01\x12\x16\n\x12\x44RAFT_KIND_SAMPLED\x10\x02\x12*\n&DRAFT_KIND_SAMPLED_WITHOUT_REPLACEMENT\x10\x03\x32\x8a\x01\n\x0c\x44raftService\x12\x38\n\x04Info\x12\x17.specdec.v1.InfoRequest\x1a\x17.specdec.v1.ReplicaInfo\x12@\n\x05\x44raft\x12\x18.specdec.v1.DraftRequest\x1a\x19.specdec.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.draft_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DRAFTMODE']._serialized_start=706
-  _globals['_DRAFTMODE']._serialized_end=792
-  _globals['_DRAFTKIND']._serialized_start=795
-  _globals['_DRAFTKIND']._serialized_end=925
+  _globals['_DRAFTMODE']._serialized_start=770
+  _globals['_DRAFTMODE']._serialized_end=856
+  _globals['_DRAFTKIND']._serialized_start=859
+  _globals['_DRAFTKIND']._serialized_end=989
   _globals['_DRAFTREQUEST']._serialized_start=56
-  _globals['_DRAFTREQUEST']._serialized_end=279
-  _globals['_DRAFT']._serialized_start=282
-  _globals['_DRAFT']._serialized_end=474
-  _globals['_DRAFTRESPONSE']._serialized_start=477
-  _globals['_DRAFTRESPONSE']._serialized_end=704
-  _globals['_DRAFTSERVICE']._serialized_start=928
-  _globals['_DRAFTSERVICE']._serialized_end=1066
+  _globals['_DRAFTREQUEST']._serialized_end=343
+  _globals['_DRAFT']._serialized_start=346
+  _globals['_DRAFT']._serialized_end=538
+  _globals['_DRAFTRESPONSE']._serialized_start=541
+  _globals['_DRAFTRESPONSE']._serialized_end=768
+  _globals['_DRAFTSERVICE']._serialized_start=992
+  _globals['_DRAFTSERVICE']._serialized_end=1130
 # @@protoc_insertion_point(module_scope)

@@ -28,7 +28,7 @@ DRAFT_KIND_SAMPLED: DraftKind
 DRAFT_KIND_SAMPLED_WITHOUT_REPLACEMENT: DraftKind
 
 class DraftRequest(_message.Message):
-    __slots__ = ("open", "cycle", "offset", "token_ids", "num_draft_tokens", "mode", "support", "budget_us", "traceparent")
+    __slots__ = ("open", "cycle", "offset", "token_ids", "num_draft_tokens", "mode", "support", "budget_us", "traceparent", "features", "feature_rows", "feature_offset")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CYCLE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,9 @@ class DraftRequest(_message.Message):
     SUPPORT_FIELD_NUMBER: _ClassVar[int]
     BUDGET_US_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     open: _common_pb2.OpenSession
     cycle: int
     offset: int
@@ -47,7 +50,10 @@ class DraftRequest(_message.Message):
     support: int
     budget_us: int
     traceparent: str
-    def __init__(self, open: _Optional[_Union[_common_pb2.OpenSession, _Mapping]] = ..., cycle: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., num_draft_tokens: _Optional[int] = ..., mode: _Optional[_Union[DraftMode, str]] = ..., support: _Optional[int] = ..., budget_us: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    features: bytes
+    feature_rows: int
+    feature_offset: int
+    def __init__(self, open: _Optional[_Union[_common_pb2.OpenSession, _Mapping]] = ..., cycle: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., num_draft_tokens: _Optional[int] = ..., mode: _Optional[_Union[DraftMode, str]] = ..., support: _Optional[int] = ..., budget_us: _Optional[int] = ..., traceparent: _Optional[str] = ..., features: _Optional[bytes] = ..., feature_rows: _Optional[int] = ..., feature_offset: _Optional[int] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("kind", "token_ids", "parents", "support_sizes", "support_ids", "support_q", "drafter", "score", "coupled")

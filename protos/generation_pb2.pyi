@@ -225,18 +225,28 @@ class CycleTiming(_message.Message):
     def __init__(self, cycle_us: _Optional[int] = ..., draft_us: _Optional[int] = ..., draft_queue_us: _Optional[int] = ..., draft_compute_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., verify_queue_us: _Optional[int] = ..., verify_compute_us: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("index", "offset", "text", "tokens", "timing")
+    __slots__ = ("index", "offset", "text", "tokens", "timing", "drafter", "num_draft_tokens", "draft_depth", "num_accepted_tokens", "exact_alphas")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXACT_ALPHAS_FIELD_NUMBER: _ClassVar[int]
     index: int
     offset: int
     text: str
     tokens: _containers.RepeatedCompositeFieldContainer[Token]
     timing: CycleTiming
-    def __init__(self, index: _Optional[int] = ..., offset: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., timing: _Optional[_Union[CycleTiming, _Mapping]] = ...) -> None: ...
+    drafter: str
+    num_draft_tokens: int
+    draft_depth: int
+    num_accepted_tokens: int
+    exact_alphas: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, index: _Optional[int] = ..., offset: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., timing: _Optional[_Union[CycleTiming, _Mapping]] = ..., drafter: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., draft_depth: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., exact_alphas: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens")
@@ -249,8 +259,15 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class DraftStats(_message.Message):
-    __slots__ = ("cycles", "drafts", "draft_tokens", "accepted_tokens", "accepted_per_position", "exact_alpha_sum", "exact_alpha_count", "fallbacks", "cut_tokens", "draft_seconds", "verify_seconds", "commit_seconds", "decode_seconds", "bytes_sent", "bytes_received", "time_to_first_token", "lossy")
+    __slots__ = ("cycles", "drafts", "draft_tokens", "accepted_tokens", "accepted_per_position", "exact_alpha_sum", "exact_alpha_count", "fallbacks", "cut_tokens", "draft_seconds", "verify_seconds", "commit_seconds", "decode_seconds", "bytes_sent", "bytes_received", "time_to_first_token", "lossy", "reached_per_position", "cycles_per_drafter")
     class FallbacksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class CyclesPerDrafterEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -274,6 +291,8 @@ class DraftStats(_message.Message):
     BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     LOSSY_FIELD_NUMBER: _ClassVar[int]
+    REACHED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
+    CYCLES_PER_DRAFTER_FIELD_NUMBER: _ClassVar[int]
     cycles: int
     drafts: int
     draft_tokens: int
@@ -291,7 +310,9 @@ class DraftStats(_message.Message):
     bytes_received: int
     time_to_first_token: float
     lossy: bool
-    def __init__(self, cycles: _Optional[int] = ..., drafts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., exact_alpha_sum: _Optional[float] = ..., exact_alpha_count: _Optional[int] = ..., fallbacks: _Optional[_Mapping[str, int]] = ..., cut_tokens: _Optional[int] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., commit_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., time_to_first_token: _Optional[float] = ..., lossy: _Optional[bool] = ...) -> None: ...
+    reached_per_position: _containers.RepeatedScalarFieldContainer[int]
+    cycles_per_drafter: _containers.ScalarMap[str, int]
+    def __init__(self, cycles: _Optional[int] = ..., drafts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., exact_alpha_sum: _Optional[float] = ..., exact_alpha_count: _Optional[int] = ..., fallbacks: _Optional[_Mapping[str, int]] = ..., cut_tokens: _Optional[int] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., commit_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., time_to_first_token: _Optional[float] = ..., lossy: _Optional[bool] = ..., reached_per_position: _Optional[_Iterable[int]] = ..., cycles_per_drafter: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Complete(_message.Message):
     __slots__ = ("index", "finish_reason", "stop", "usage", "draft_stats")

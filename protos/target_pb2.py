@@ -25,21 +25,21 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/target.proto\x12\nspecdec.v1\x1a\x13protos/common.proto\"\xa8\x02\n\rVerifyRequest\x12%\n\x04open\x18\x01 \x01(\x0b\x32\x17.specdec.v1.OpenSession\x12\r\n\x05\x63ycle\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\x17\n\x0f\x64raft_token_ids\x18\x05 \x01(\x0c\x12\x15\n\rdraft_parents\x18\x06 \x01(\x0c\x12$\n\x04\x66orm\x18\x07 \x01(\x0e\x32\x16.specdec.v1.VerifyForm\x12\x15\n\rsupport_sizes\x18\x08 \x01(\x0c\x12\x13\n\x0bsupport_ids\x18\t \x01(\x0c\x12\x14\n\x0cwant_child_p\x18\n \x01(\x08\x12\x11\n\tbudget_us\x18\x0b \x01(\r\x12\x13\n\x0btraceparent\x18\x0c \x01(\t\"\xa9\x01\n\x0cVerification\x12\r\n\x05\x64rawn\x18\x01 \x01(\x0c\x12\x11\n\tsupport_p\x18\x02 \x01(\x0c\x12\r\n\x05tails\x18\x03 \x01(\x0c\x12\x0f\n\x07\x63hild_p\x18\x04 \x01(\x0c\x12\x16\n\x0e\x64rawn_logprobs\x18\x05 \x01(\x0c\x12\x18\n\x10support_logprobs\x18\x06 \x01(\x0c\x12\x0f\n\x07top_ids\x18\x07 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x08 \x01(\x0c\"\xf2\x01\n\x0eVerifyResponse\x12\r\n\x05\x63ycle\x18\x01 \x01(\r\x12\x30\n\x0cverification\x18\x02 \x01(\x0b\x32\x18.specdec.v1.VerificationH\x00\x12)\n\x05stale\x18\x03 \x01(\x0b\x32\x18.specdec.v1.StaleContextH\x00\x12&\n\x07refusal\x18\x04 \x01(\x0b\x32\x13.specdec.v1.RefusalH\x00\x12\"\n\x06timing\x18\x05 \x01(\x0b\x32\x12.specdec.v1.Timing\x12\x1e\n\x04load\x18\x06 \x01(\x0b\x32\x10.specdec.v1.LoadB\x08\n\x06result*i\n\nVerifyForm\x12\x1b\n\x17VERIFY_FORM_UNSPECIFIED\x10\x00\x12\x11\n\rVERIFY_FORM_Y\x10\x01\x12\x12\n\x0eVERIFY_FORM_PQ\x10\x02\x12\x17\n\x13VERIFY_FORM_TYPICAL\x10\x03\x32\x8e\x01\n\rTargetService\x12\x38\n\x04Info\x12\x17.specdec.v1.InfoRequest\x1a\x17.specdec.v1.ReplicaInfo\x12\x43\n\x06Verify\x12\x19.specdec.v1.VerifyRequest\x1a\x1a.specdec.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/target.proto\x12\nspecdec.v1\x1a\x13protos/common.proto\"\xa8\x02\n\rVerifyRequest\x12%\n\x04open\x18\x01 \x01(\x0b\x32\x17.specdec.v1.OpenSession\x12\r\n\x05\x63ycle\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\x17\n\x0f\x64raft_token_ids\x18\x05 \x01(\x0c\x12\x15\n\rdraft_parents\x18\x06 \x01(\x0c\x12$\n\x04\x66orm\x18\x07 \x01(\x0e\x32\x16.specdec.v1.VerifyForm\x12\x15\n\rsupport_sizes\x18\x08 \x01(\x0c\x12\x13\n\x0bsupport_ids\x18\t \x01(\x0c\x12\x14\n\x0cwant_child_p\x18\n \x01(\x08\x12\x11\n\tbudget_us\x18\x0b \x01(\r\x12\x13\n\x0btraceparent\x18\x0c \x01(\t\"\x82\x02\n\x0cVerification\x12\r\n\x05\x64rawn\x18\x01 \x01(\x0c\x12\x11\n\tsupport_p\x18\x02 \x01(\x0c\x12\r\n\x05tails\x18\x03 \x01(\x0c\x12\x0f\n\x07\x63hild_p\x18\x04 \x01(\x0c\x12\x16\n\x0e\x64rawn_logprobs\x18\x05 \x01(\x0c\x12\x18\n\x10support_logprobs\x18\x06 \x01(\x0c\x12\x0f\n\x07top_ids\x18\x07 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x08 \x01(\x0c\x12\x11\n\tentropies\x18\t \x01(\x0c\x12\x10\n\x08\x66\x65\x61tures\x18\n \x01(\x0c\x12\x14\n\x0c\x66\x65\x61ture_rows\x18\x0b \x01(\r\x12\x1c\n\x14\x63ontext_feature_rows\x18\x0c \x01(\r\"\xf2\x01\n\x0eVerifyResponse\x12\r\n\x05\x63ycle\x18\x01 \x01(\r\x12\x30\n\x0cverification\x18\x02 \x01(\x0b\x32\x18.specdec.v1.VerificationH\x00\x12)\n\x05stale\x18\x03 \x01(\x0b\x32\x18.specdec.v1.StaleContextH\x00\x12&\n\x07refusal\x18\x04 \x01(\x0b\x32\x13.specdec.v1.RefusalH\x00\x12\"\n\x06timing\x18\x05 \x01(\x0b\x32\x12.specdec.v1.Timing\x12\x1e\n\x04load\x18\x06 \x01(\x0b\x32\x10.specdec.v1.LoadB\x08\n\x06result*i\n\nVerifyForm\x12\x1b\n\x17VERIFY_FORM_UNSPECIFIED\x10\x00\x12\x11\n\rVERIFY_FORM_Y\x10\x01\x12\x12\n\x0eVERIFY_FORM_PQ\x10\x02\x12\x17\n\x13VERIFY_FORM_TYPICAL\x10\x03\x32\x8e\x01\n\rTargetService\x12\x38\n\x04Info\x12\x17.specdec.v1.InfoRequest\x1a\x17.specdec.v1.ReplicaInfo\x12\x43\n\x06Verify\x12\x19.specdec.v1.VerifyRequest\x1a\x1a.specdec.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.target_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VERIFYFORM']._serialized_start=772
-  _globals['_VERIFYFORM']._serialized_end=877
+  _globals['_VERIFYFORM']._serialized_start=861
+  _globals['_VERIFYFORM']._serialized_end=966
   _globals['_VERIFYREQUEST']._serialized_start=57
   _globals['_VERIFYREQUEST']._serialized_end=353
   _globals['_VERIFICATION']._serialized_start=356
-  _globals['_VERIFICATION']._serialized_end=525
-  _globals['_VERIFYRESPONSE']._serialized_start=528
-  _globals['_VERIFYRESPONSE']._serialized_end=770
-  _globals['_TARGETSERVICE']._serialized_start=880
-  _globals['_TARGETSERVICE']._serialized_end=1022
+  _globals['_VERIFICATION']._serialized_end=614
+  _globals['_VERIFYRESPONSE']._serialized_start=617
+  _globals['_VERIFYRESPONSE']._serialized_end=859
+  _globals['_TARGETSERVICE']._serialized_start=969
+  _globals['_TARGETSERVICE']._serialized_end=1111
 # @@protoc_insertion_point(module_scope)

@@ -47,7 +47,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[_common_pb2.OpenSession, _Mapping]] = ..., cycle: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., draft_parents: _Optional[bytes] = ..., form: _Optional[_Union[VerifyForm, str]] = ..., support_sizes: _Optional[bytes] = ..., support_ids: _Optional[bytes] = ..., want_child_p: _Optional[bool] = ..., budget_us: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Verification(_message.Message):
-    __slots__ = ("drawn", "support_p", "tails", "child_p", "drawn_logprobs", "support_logprobs", "top_ids", "top_logprobs")
+    __slots__ = ("drawn", "support_p", "tails", "child_p", "drawn_logprobs", "support_logprobs", "top_ids", "top_logprobs", "entropies", "features", "feature_rows", "context_feature_rows")
     DRAWN_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_P_FIELD_NUMBER: _ClassVar[int]
     TAILS_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,10 @@ class Verification(_message.Message):
     SUPPORT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOP_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ENTROPIES_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FEATURE_ROWS_FIELD_NUMBER: _ClassVar[int]
     drawn: bytes
     support_p: bytes
     tails: bytes
@@ -64,7 +68,11 @@ class Verification(_message.Message):
     support_logprobs: bytes
     top_ids: bytes
     top_logprobs: bytes
-    def __init__(self, drawn: _Optional[bytes] = ..., support_p: _Optional[bytes] = ..., tails: _Optional[bytes] = ..., child_p: _Optional[bytes] = ..., drawn_logprobs: _Optional[bytes] = ..., support_logprobs: _Optional[bytes] = ..., top_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
+    entropies: bytes
+    features: bytes
+    feature_rows: int
+    context_feature_rows: int
+    def __init__(self, drawn: _Optional[bytes] = ..., support_p: _Optional[bytes] = ..., tails: _Optional[bytes] = ..., child_p: _Optional[bytes] = ..., drawn_logprobs: _Optional[bytes] = ..., support_logprobs: _Optional[bytes] = ..., top_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., entropies: _Optional[bytes] = ..., features: _Optional[bytes] = ..., feature_rows: _Optional[int] = ..., context_feature_rows: _Optional[int] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
     __slots__ = ("cycle", "verification", "stale", "refusal", "timing", "load")

@@ -13,11 +13,13 @@ import numpy as np
 import torch
 
 from specdec.core.errors import InvalidArgument, ReplicaFault, ResourceExhausted, SpecdecError
+from specdec.core.features import VerifiedFeatures
 from specdec.core.tree import Ids
 from specdec.core.verification import Verification
 from specdec.edge.messages import OpenSession, Refusal, StaleContext
 from specdec.lm.answers import native_laws
 from specdec.lm.runner import Runner, Segment
+from target_service.features import check_layers, columns, first_wanted, verified_features
 from target_service.room import Room
 from target_service.schedule import Schedule, Work
 from target_service.session import TargetSession, VerifyJob, VerifyResult
@@ -155,10 +157,12 @@ class Engine:
             self._check(job, context)
         except InvalidArgument as error:
             return _refusal(error)
-        session.opening = request.open or session.opening
-        session.context = context
-        # The last token is computed in any case: its row is the root, whose logits are wanted.
-        session.sequence.rewind(context[:-1])
+        opening = request.open or session.opening
+        if opening.feature_layers != session.opening.feature_layers:
+            session.delivered = None
+        session.opening, session.context = opening, context
+        job.fresh_from = first_wanted(opening, session.delivered, context)
+        session.sequence.rewind(context[: job.fresh_from])
         session.last_used = job.eligible = self._step
         job.begun = True
         return None
@@ -168,6 +172,7 @@ class Engine:
         opening = request.open or job.session.opening
         if opening.session_id != job.session.opening.session_id:
             raise InvalidArgument("open.session_id", opening.session_id, "a stream serves one session only")
+        check_layers(opening, self._runner.loaded.num_layers)
         if not len(context):
             raise InvalidArgument("token_ids", [], "a context needs at least one token")
         if (context >= self.vocab_size).any():
@@ -197,13 +202,16 @@ class Engine:
         if not batch:
             return []
         begun = self._clock()
+        layers = sorted({layer for job, _ in batch for layer in job.session.opening.feature_layers})
         try:
-            parts = self._runner.forward([_segment(job, rows) for job, rows in batch])
+            parts = self._runner.compute([job.next_segment(rows) for job, rows in batch], layers)
         except Exception as error:  # whatever a model may raise: these jobs fail, and the next step goes on
             return self._failed([job for job, _ in batch], error)
         self.failures_in_a_row = 0
-        for (job, _), logits in zip(batch, parts, strict=True):
-            job.logits.append(logits)
+        for (job, _), part in zip(batch, parts, strict=True):
+            job.logits.append(part.logits)
+            if wanted := job.session.opening.feature_layers:
+                job.hidden.append(columns(part.hidden, layers, wanted))
             job.eligible = self._step + 1
         done = [job for job, _ in batch if not job.rows_left]
         answers = self._answers(done)
@@ -211,7 +219,7 @@ class Engine:
         self.schedule.observe(work, given, seconds)
         self._report(self._new_report(done, sum(given), len(batch), seconds))
         return [
-            (job, VerifyResult(answer, job.computed_tokens, len(batch), sum(given)))
+            (job, VerifyResult(answer, job.computed_tokens, len(batch), sum(given), _features(job, answer)))
             for job, answer in zip(done, answers, strict=True)
         ]
 
@@ -244,23 +252,13 @@ def _refusal(error: SpecdecError) -> Refusal:
     return Refusal(error.reason, str(error), error.field if isinstance(error, InvalidArgument) else "")
 
 
+def _features(job: VerifyJob, answer: Verification | Refusal) -> VerifiedFeatures | None:
+    session = job.session
+    if not job.hidden or isinstance(answer, Refusal):
+        return None
+    features, session.delivered = verified_features(_joined(job.hidden), session.context, job.request.tree, answer)
+    return features
+
+
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _segment(job: VerifyJob, rows: int) -> Segment:
-    """The next `rows` rows of the job: context first, then draft tokens. Logits are wanted from the last
-    context token on."""
-    sequence, context, tree = job.session.sequence, job.session.context, job.request.tree
-    held, grown = sequence.num_context, len(sequence.tree_ids)
-    token_ids = context[held : held + rows]
-    drafted = slice(grown, grown + rows - len(token_ids))
-    root = int(len(token_ids) > 0 and held + len(token_ids) == len(context))
-    job.computed_tokens += len(token_ids)
-    return Segment(
-        sequence,
-        token_ids,
-        tree.token_ids[drafted],
-        tree.parents[drafted],
-        wanted=root + len(tree.token_ids[drafted]),
-    )

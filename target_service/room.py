@@ -45,8 +45,7 @@ class Room:
 def _make_room(job: VerifyJob, idle: Sequence[TargetSession]) -> bool:
     """Reserve the rows of the whole job, what the prefix cache has of them included, at the cost of idle sessions."""
     sequence = job.session.sequence
-    # The last token is computed in any case: its row is the root, whose logits are wanted.
-    sequence.adopt(job.session.context[:-1])
+    sequence.adopt(job.session.context[: job.fresh_from])
     victims = sorted((s for s in idle if s is not job.session and s.sequence.allocated), key=lambda s: -s.last_used)
     while True:
         try:

@@ -86,6 +86,9 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
             load=self.load(),
             config=describe(replace(self._config, token_budget=schedule.budget, step_target=schedule.step_target)),
             step_times=schedule.times.table if schedule.times.measured else None,
+            num_layers=loaded.num_layers,
+            hidden_size=loaded.hidden_size,
+            base_fingerprint=loaded.base_fingerprint,
         )
         return encode_info(info)
 
@@ -107,10 +110,10 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
 
     async def _reply(self, stream: _Stream, message: target_pb2.VerifyRequest) -> VerifyReply:
         start_ns = time.time_ns()
-        timing = Timing()
+        timing, features = Timing(), None
         try:
             served = await self._served(stream, message)
-            result = served.result.result
+            result, features = served.result.result, served.result.features
             timing = _timing(served)
             self._metrics.queue_seconds.record(served.queue_seconds)
         except SpecdecError as error:
@@ -119,7 +122,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
             self._metrics.refusals.add(reason=result.reason)
         if isinstance(result, StaleContext):
             self._metrics.stale_contexts.add()
-        reply = VerifyReply(message.cycle, result, timing, self.load())
+        reply = VerifyReply(message.cycle, result, timing, self.load(), features)
         self._record(stream, message, timing, start_ns)
         return reply
 

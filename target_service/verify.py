@@ -44,17 +44,18 @@ def verify_all(items: Sequence[VerifyItem], vocab_size: int) -> list[Verificatio
 
 
 def _question(item: VerifyItem) -> Question:
-    """Form Y asks for y and, where wanted, the probabilities of the children. Form PQ: for z of every node, number i of
-    (seed, base) for node i, and the laws of the inner nodes on their supports."""
+    """Forms Y and TYPICAL ask for y and, where wanted, the probabilities of the children; TYPICAL for entropies too.
+    Form PQ: for z of every node, number i of (seed, base) for node i, and the laws of the inner nodes on their
+    supports."""
     tree, opening, base = item.request.tree, item.opening, len(item.context)
     histories = Histories.of_tree(item.context, opening.turn_start, tree)
-    if item.request.form is VerifyForm.Y:
+    if item.request.form is not VerifyForm.PQ:
         depths = tree.depths.tolist()
         keys = {0: 0} if opening.params.greedy else {d: target_key(opening.seed, base + d) for d in set(depths)}
         looks = [tree.token_ids[np.array(c, dtype=np.int64) - 1] for c in tree.children] if _wants_p(item) else ()
-        return Question(
-            item.logits, histories, opening.params, keys=[keys.get(depth, 0) for depth in depths], looks=looks
-        )
+        entropy = item.request.form is VerifyForm.TYPICAL
+        drawn = [keys.get(depth, 0) for depth in depths]
+        return Question(item.logits, histories, opening.params, keys=drawn, looks=looks, entropy=entropy)
     us = uniforms(opening.seed, base, Purpose.OUTSIDE, tree.num_nodes).tolist()
     supports = dict(zip(tree.inner_nodes, item.request.supports, strict=True))
     looks = [supports.get(node, _NO_IDS) for node in range(tree.num_nodes)]
@@ -62,7 +63,8 @@ def _question(item: VerifyItem) -> Question:
 
 
 def _wants_p(item: VerifyItem) -> bool:
-    return item.request.want_child_p and item.request.form is VerifyForm.Y
+    request = item.request
+    return request.form is VerifyForm.TYPICAL or (request.want_child_p and request.form is VerifyForm.Y)
 
 
 def _verification(item: VerifyItem, answer: Answer, vocab_size: int) -> Verification:
@@ -77,7 +79,8 @@ def _verification(item: VerifyItem, answer: Answer, vocab_size: int) -> Verifica
             for node, support in zip(tree.inner_nodes, request.supports, strict=True)
         )
     child_p = _child_p(item, answer) if _wants_p(item) else None
-    return Verification(request.form, drawn, laws, child_p, _logprobs(item, drawn, laws, vocab_size))
+    entropies = None if answer.entropies is None else answer.entropies.astype(np.float32)
+    return Verification(request.form, drawn, laws, child_p, _logprobs(item, drawn, laws, vocab_size), entropies)
 
 
 def _child_p(item: VerifyItem, answer: Answer) -> NDArray[np.float32]:

@@ -20,7 +20,7 @@ RULES: dict[str, tuple[set[str], set[str] | None]] = {
         {"specdec.core", "protos"},
         {
             *("numpy", "google", "grpc", "grpc_status", "grpc_health", "grpc_reflection"),
-            *("opentelemetry", "prometheus_client", "rich"),
+            *("opentelemetry", "prometheus_client", "rich", "matplotlib"),
         },
     ),
     "specdec.lm": ({"specdec.core"}, {"numpy", "torch", "transformers", "safetensors", "gguf", "huggingface_hub"}),
@@ -111,7 +111,7 @@ HEAVY = ["torch", "transformers", "safetensors", "gguf"]
     ("package", "blocked"),
     [
         ("coordinator", HEAVY),
-        ("specdec.edge", HEAVY),
+        ("specdec.edge", [*HEAVY, "matplotlib"]),
         ("specdec.core", [*HEAVY, "grpc", "google", "opentelemetry", "prometheus_client", "redis"]),
     ],
 )

@@ -80,12 +80,12 @@ def vllm(setting: Setting) -> Entry:
 def llamacpp(setting: Setting, gguf: str | None) -> Entry:
     if setting.peer_dtype != "bfloat16":
         raise ConfigError("peers", "llamacpp", f"it is compared in bfloat16, not {setting.dtype}")
-    file = bf16_gguf(_quantised(setting.model, gguf))
+    file = bf16_gguf(quantised(setting.model, gguf))
     arguments = [str(llamacpp_program("llama-server")), str(file), str(setting.streams), str(setting.kv_tokens)]
     return Entry(LLAMACPP, [sys.executable, "-m", "benchmarks.subjects.llama_server", *arguments])
 
 
-def _quantised(model: str, gguf: str | None) -> Path:
+def quantised(model: str, gguf: str | None) -> Path:
     """The GGUF file that the model's folder was made from."""
     if gguf is not None:
         return Path(gguf)

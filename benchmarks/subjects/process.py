@@ -17,13 +17,23 @@ from benchmarks.subjects.protocol import die_with_parent
 CLOSE_SECONDS = 20.0
 
 
+def descendants(pid: int) -> list[int]:
+    """All processes below this one, parents first; none where it has gone. Linux."""
+    try:
+        lists = [(task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    children = [int(child) for text in lists for child in text.split()]
+    return [*children, *(below for child in children for below in descendants(child))]
+
+
 class SubjectFailed(Exception):
     """It died, or answered that it could not; the message carries the end of its log."""
 
 
 class Subject:
-    """Starts the process and waits until it has loaded. Between two commands all its processes are stopped, so that no
-    thread of an idle subject spins beside the one that is measured."""
+    """Starts the process and waits until it has loaded. Between two commands it and all processes that it started are
+    stopped, so that no thread of an idle subject spins beside the one that is measured."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         """Raises SubjectFailed."""
@@ -84,8 +94,13 @@ class Subject:
         return SubjectFailed(f"{self.name}: {reason}\n{tail}")
 
     def _signal(self, number: signal.Signals) -> None:
+        """To its group, and to the processes that it started in groups of their own."""
+        others = descendants(self._process.pid)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
+        for pid in others:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def __enter__(self) -> Subject:
         return self

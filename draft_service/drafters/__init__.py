@@ -41,7 +41,7 @@ class DraftJob:
 @dataclass(frozen=True, slots=True)
 class DraftModel:
     """What a drafter's model commits the replica to; the defaults fit any target. max_context in tokens, 0: no
-    limit."""
+    limit. The last four: what it needs of the coordinator, see `specdec.edge.messages.DrafterInfo`."""
 
     name: str = ""
     fingerprint: str = ""
@@ -50,6 +50,10 @@ class DraftModel:
     dtype: str = ""
     max_context: int = 0
     eos_ids: tuple[int, ...] = ()
+    tree: bool = False
+    feature_layers: tuple[int, ...] = ()
+    feature_size: int = 0
+    target_base_fingerprint: str = ""
 
 
 class Drafter(Protocol):
@@ -75,14 +79,15 @@ class Drafter(Protocol):
         """Forget the session, known or not."""
 
 
-Factory = Callable[["DraftConfig", "ReplicaMetrics"], Drafter]
+# build(config, metrics, argument). argument: what the entry of `--drafters` says behind the name and a colon.
+Factory = Callable[["DraftConfig", "ReplicaMetrics", str | None], Drafter]
 
 
 def _in(module: str) -> Factory:
     """The factory `build` of a module that is imported on use: an n-gram drafter must not need torch."""
 
-    def build(config: DraftConfig, metrics: ReplicaMetrics) -> Drafter:
-        drafter: Drafter = import_module(module).build(config, metrics)
+    def build(config: DraftConfig, metrics: ReplicaMetrics, argument: str | None) -> Drafter:
+        drafter: Drafter = import_module(module).build(config, metrics, argument)
         return drafter
 
     return build
@@ -90,5 +95,10 @@ def _in(module: str) -> Factory:
 
 DRAFTERS: Mapping[str, Factory] = {
     "ngram": _in("draft_service.drafters.ngram"),
+    "suffix": _in("draft_service.drafters.suffix"),
     "lm": _in("draft_service.drafters.lm"),
+    "self": _in("draft_service.drafters.self_draft"),
+    "medusa": _in("draft_service.drafters.medusa"),
+    "eagle": _in("draft_service.drafters.eagle"),
+    "eagle2": _in("draft_service.drafters.eagle2"),
 }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,9 +19,12 @@ from specdec.core.errors import InvalidArgument, ReplicaFault, ResourceExhausted
 from specdec.core.tree import Ids
 from specdec.edge.telemetry import ReplicaMetrics
 from specdec.lm.answers import native_laws
+from specdec.lm.draft_model import DraftLM, load_draft_model
+from specdec.lm.id_map import IdMap
 from specdec.lm.kv import KVSequence
-from specdec.lm.loading import Dtype, LoadedModel, load_model
+from specdec.lm.loading import LoadedModel
 from specdec.lm.runner import Runner, Segment
+from specdec.lm.translation import TranslatedContext, Translation
 
 if TYPE_CHECKING:
     from draft_service.config import DraftConfig
@@ -36,7 +40,10 @@ class LmDrafter:
 
     A job that would miss its deadline with one more forward is answered with the tokens it has, none while its
     context is not computed; what was computed stays. When the pool is full, the sessions least recently drafted for
-    lose their KV, and compute it again when they come back."""
+    lose their KV, and compute it again when they come back.
+
+    ids: what the columns of the logits stand for, None: column v is token v. translation: of contexts into the model's
+    own ids, None: they are the same. name: the drafter's, as its drafts bear it."""
 
     def __init__(
         self,
@@ -44,9 +51,15 @@ class LmDrafter:
         metrics: ReplicaMetrics,
         *,
         token_budget: int,
+        ids: IdMap | None = None,
+        translation: Translation | None = None,
+        name: str = "lm",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
+        self._ids = ids
+        self._translation = translation
+        self._name = name
         self._metrics = metrics
         self._token_budget = token_budget
         self._clock = clock
@@ -54,6 +67,7 @@ class LmDrafter:
         self._evictions = 0
         self._sequences: dict[DraftSession, KVSequence] = {}  # least recently used first
         self._chains: dict[DraftSession, Chain] = {}  # of jobs that come again
+        self._translated: dict[DraftSession, TranslatedContext] = {}
         self.kv_total = self.kv_free = runner.pool.capacity
         self.model = _identity(runner.loaded, self.kv_total)
 
@@ -71,6 +85,7 @@ class LmDrafter:
 
     def close(self, session: DraftSession) -> None:
         self._chains.pop(session, None)
+        self._translated.pop(session, None)
         if (sequence := self._sequences.pop(session, None)) is not None:
             sequence.release()
         self._account()
@@ -94,8 +109,10 @@ class LmDrafter:
             return chain
         sequence = self._sequences.pop(job.session, None) or self._runner.new_sequence()
         self._sequences[job.session] = sequence
-        room = self.model.max_context - len(job.context)
-        chain = Chain(job, sequence, max(0, min(job.num_draft_tokens, room)))
+        context = self._own(job)
+        room = self.model.max_context - len(context)
+        limit = max(0, min(job.num_draft_tokens, room)) if len(context) else 0
+        chain = Chain(job, sequence, limit, context=context, ids=self._ids, drafter=self._name)
         if (error := self._refusal(job)) is not None:
             chain.outcome = error
         elif not chain.limit:
@@ -104,6 +121,13 @@ class LmDrafter:
         elif not self._reserve(chain, busy):
             chain.finish()
         return chain
+
+    def _own(self, job: DraftJob) -> Ids:
+        """The job's context in the model's own ids."""
+        if self._translation is None:
+            return job.context
+        translated = self._translated.setdefault(job.session, TranslatedContext(self._translation))
+        return translated.update(job.context)
 
     def _refusal(self, job: DraftJob) -> SpecdecError | None:
         if not len(job.context):
@@ -117,7 +141,7 @@ class LmDrafter:
     def _reserve(self, chain: Chain, busy: set[DraftSession]) -> bool:
         """Makes room for context and draft, taking it from idle sessions; where that is not enough, the draft is cut.
         Whether there is room for anything."""
-        context, sequence = chain.job.context, chain.sequence
+        context, sequence = chain.context, chain.sequence
         self._metrics.kv_hit_tokens.add(sequence.rewind(context[:-1]), tier="memory")
         self._metrics.kv_hit_tokens.add(sequence.adopt(context[:-1]), tier="prefix")
         idle = iter([session for session in self._sequences if session not in busy])
@@ -178,7 +202,7 @@ class LmDrafter:
         self._metrics.compute_seconds.record(seconds)
 
     def _extend(self, chains: list[Chain], logits: list[torch.Tensor]) -> None:
-        errors = extend_all(chains, logits, self.model.vocab_size)
+        errors = extend_all(chains, logits, self.model.vocab_size if self._ids is None else len(self._ids))
         self._metrics.draws.add(errors.count(None))
         for chain, error in zip(chains, errors, strict=True):
             if isinstance(error, ReplicaFault):
@@ -212,18 +236,37 @@ def _identity(loaded: LoadedModel, kv_tokens: int) -> DraftModel:
     )
 
 
-def build(config: DraftConfig, metrics: ReplicaMetrics) -> LmDrafter:
-    """Loads the model: blocking, seconds to minutes. Raises ConfigError."""
-    assert config.model is not None, "checked by the configuration"
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    loaded = load_model(
-        config.model,
-        dtype=cast(Dtype, config.dtype),
+def build(config: DraftConfig, metrics: ReplicaMetrics, argument: str | None) -> LmDrafter:
+    """Loads the model, `argument` or else `--model`: blocking, seconds to minutes. Raises ConfigError."""
+    path = argument or config.model
+    assert path is not None, "checked by the configuration"
+
+    load = partial(
+        load_draft_model,
+        path,
+        target=config.target_model,
+        dtype=config.precision,
         device=config.device,
         num_layers=config.num_layers,
         network=config.network,
+        head_ids=config.head_ids,
+        tli=config.tli,
     )
-    drafter = LmDrafter(Runner(loaded, config.kv_tokens), metrics, token_budget=config.token_budget)
+    return warm_drafter(load, config, metrics, "lm")
+
+
+def warm_drafter(load: Callable[[], DraftLM], config: DraftConfig, metrics: ReplicaMetrics, name: str) -> LmDrafter:
+    """Ready to draft, under the name of its entry."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    draft = load()
+    drafter = LmDrafter(
+        Runner(draft.loaded, config.kv_tokens),
+        metrics,
+        token_budget=config.token_budget,
+        ids=draft.ids,
+        translation=draft.translation,
+        name=name,
+    )
     drafter.warm_up()
     return drafter

@@ -1,8 +1,10 @@
 """Acceptance rules: pure functions from a draft, the target's answer and uniforms to what is emitted. What
-they emit is distributed as the target alone would have it (algorithms.md, sections 0 to 5)."""
+they emit is distributed as the target alone would have it (algorithms.md, sections 0 to 5). Here the two plain ones,
+node by node; `block` and `traversal` judge drafts as wholes, `rules` lists all by name."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,14 +26,24 @@ class Acceptance:
     """nodes: the accepted draft nodes from the root down, root excluded. token: the last token emitted, the
     bonus token if `bonus` (drawn at a leaf: nothing was rejected), else the recovered one.
 
-    alphas: the exact chance that the draft goes on, one per judged node on the way. p/q form: sum of min(p,
-    q), for several siblings that of the first. y-form: the target's mass on the children, if their p came.
-    None for coupled drafts, whose acceptance can only be counted."""
+    alphas: of the root and of each accepted node, as far as they have children, how well the draft fits there. p/q
+    form: sum of min(p, q), 1 - TV; for several siblings that of the first. y-form: the target's mass on the children,
+    if their p came. None for coupled drafts, whose acceptance can only be counted. Whether a node is reached never
+    depends on what lies below it, so the mean over many cycles is unbiased under every rule (`block`).
+
+    chances: the exact chances that a draft which came to those nodes goes on from there, where they are known and are
+    not the alphas themselves; None: they are."""
 
     nodes: tuple[int, ...]
     token: int
     bonus: bool
     alphas: tuple[float, ...] = ()
+    chances: tuple[float, ...] | None = None
+
+    @property
+    def exact_chances(self) -> tuple[float, ...]:
+        """One per judged node from the root down, () where acceptance can only be counted: for the planner."""
+        return self.alphas if self.chances is None else self.chances
 
 
 Rule = Callable[[Draft, Verification, Floats], Acceptance]
@@ -68,10 +80,7 @@ def token_rule(draft: Draft, verification: Verification, uniforms: Floats) -> Ac
     5).
 
     uniforms: float64[nodes], the ACCEPT numbers: number i judges node i, number 0 draws from the residual."""
-    assert verification.form is VerifyForm.PQ, "the token rule needs the target's laws"
-    assert draft.kind is not DraftKind.CHOSEN or not draft.tree.num_draft_tokens, (
-        "chosen drafts have no law to judge them by: use the y-form"
-    )
+    require_laws(draft, verification)
     tree = draft.tree
     order = {node: i for i, node in enumerate(tree.inner_nodes)}
     nodes: list[int] = []
@@ -79,27 +88,43 @@ def token_rule(draft: Draft, verification: Verification, uniforms: Floats) -> Ac
     node = 0
     while tree.children[node]:
         law, target = draft.laws[order[node]], verification.laws[order[node]]
-        p, tail = _normalised(target)
+        p, tail = normalised(target)
         alphas.append(float(np.minimum(p, law.q).sum()))
         ids = law.ids.tolist()
         xs = [ids.index(tree.token(child)) for child in tree.children[node]]
         us = [float(uniforms[child]) for child in tree.children[node]]
         winner, p, tail = _judge(p, tail, law.q, xs, us, draft.kind)
         if winner is None:
-            index = draw(np.append(p, tail), float(uniforms[0]))
-            token = ids[index] if index < len(ids) else int(verification.drawn[node])
-            assert token != NO_OUTSIDE, "mass outside but no sample of it: check_verification was left out"
+            token = recovered(law, p, tail, int(verification.drawn[node]), float(uniforms[0]))
             return Acceptance(tuple(nodes), token, False, tuple(alphas))
         node = tree.children[node][winner]
         nodes.append(node)
     return Acceptance(tuple(nodes), int(verification.drawn[node]), True, tuple(alphas))
 
 
-def _normalised(target: TargetLaw) -> tuple[Floats, float]:
+def require_laws(draft: Draft, verification: Verification) -> None:
+    """What every rule of the p/q form stands on."""
+    assert verification.form is VerifyForm.PQ, "a p/q rule needs the target's laws"
+    assert draft.kind is not DraftKind.CHOSEN or not draft.tree.num_draft_tokens, (
+        "chosen drafts have no law to judge them by: use the y-form"
+    )
+
+
+def normalised(target: TargetLaw) -> tuple[Floats, float]:
+    """(p float64[m] on the support, the mass outside), summing to 1: the law that the rules judge by."""
     p = target.p.astype(np.float64)
     mass = float(p.sum()) + target.tail
     p /= mass
     return p, target.tail / mass
+
+
+def recovered(law: DraftLaw, rest: Floats, tail: float, outside: int, u: float) -> int:
+    """A draw from what a rejection left: rest float64[m] on the law's support, tail outside it, need not sum to 1;
+    `outside`: the outside sample, whose law no rejection changes."""
+    index = draw(np.append(rest, tail), u)
+    token = int(law.ids[index]) if index < len(law.ids) else outside
+    assert token != NO_OUTSIDE, "mass outside but no sample of it: check_verification was left out"
+    return token
 
 
 def _judge(
@@ -125,9 +150,6 @@ def _judge(
     return None, p, tail
 
 
-RULES: dict[str, Rule] = {"coupled": follow, "rejection": token_rule}
-
-
 def check_verification(draft: Draft, verification: Verification, form: VerifyForm, vocab_size: int) -> None:
     """Raises ReplicaFault unless the answer can be judged: in the form that was asked for, of the draft's
     shape, with finite laws of mass 1 and every token that could be emitted within the vocabulary. `draft`
@@ -148,6 +170,8 @@ def check_verification(draft: Draft, verification: Verification, form: VerifyFor
                 raise ReplicaFault(f"node {node}: outside sample {drawn[node]} lies inside the support")
     elif verification.child_p is not None:
         _check_child_p(tree, verification.child_p)
+    if form is VerifyForm.TYPICAL:
+        _check_entropies(tree, verification, vocab_size)
     if (drawn[emittable] >= vocab_size).any():
         raise ReplicaFault(f"draw {drawn[emittable].max()} in a vocabulary of {vocab_size}")
     if verification.logprobs is not None:
@@ -169,6 +193,16 @@ def _check_child_p(tree: DraftTree, child_p: NDArray[np.float32]) -> None:
         raise ReplicaFault(f"{child_p.shape} child probabilities for {tree.num_draft_tokens} draft tokens")
     if not (np.isfinite(child_p) & (child_p >= 0) & (child_p <= 1 + MASS_TOLERANCE)).all():
         raise ReplicaFault("child probabilities must be finite and lie between 0 and 1")
+
+
+def _check_entropies(tree: DraftTree, verification: Verification, vocab_size: int) -> None:
+    if verification.child_p is None or verification.entropies is None:
+        raise ReplicaFault("form TYPICAL needs the probability of every draft token and the entropy of every node")
+    if verification.entropies.shape != (tree.num_nodes,):
+        raise ReplicaFault(f"{verification.entropies.shape} entropies for {tree.num_nodes} nodes")
+    most = math.log(vocab_size) + MASS_TOLERANCE
+    if not ((verification.entropies >= -MASS_TOLERANCE) & (verification.entropies <= most)).all():
+        raise ReplicaFault(f"entropies must lie between 0 and {most}, the logarithm of the vocabulary's size")
 
 
 def _check_logprobs(tree: DraftTree, laws: tuple[TargetLaw, ...], logprobs: Logprobs) -> None:

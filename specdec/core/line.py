@@ -30,6 +30,11 @@ class Line:
             MEMORY * self.xy + old / new * dx * dy,
         )
 
+    def faded(self, most: float) -> Line:
+        """The same line, known from `most` observations at most."""
+        share = min(1.0, most / self.weight) if self.weight else 1.0
+        return Line(share * self.weight, self.x, self.y, share * self.xx, share * self.xy)
+
     def slope(self, prior: float) -> float:
         """Of y over x. It leans on `prior`, which alone decides while every observation has the same x > 0."""
         pull = SLOPE_PRIOR * self.x * self.x

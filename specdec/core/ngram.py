@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from specdec.core.tree import Ids
@@ -13,17 +15,42 @@ LONGEST = 8
 WINDOW = 8192
 
 
-def propose(
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """ids: uint32[n], what is guessed; matched: tokens of the match it rests on, 0: there is none."""
+
+    ids: Ids
+    matched: int
+
+    def score(self, num_draft_tokens: int) -> float:
+        """Draft tokens of the first so many that will be accepted, by experience with matches of this length."""
+        return expected_accepted(self.matched, min(num_draft_tokens, len(self.ids)))
+
+
+NO_MATCH = Lookup(np.zeros(0, dtype=np.uint32), 0)
+
+
+def expected_accepted(matched: int, num_draft_tokens: int) -> float:
+    """Accepted tokens of a chain that copies what followed a match. A token is taken to be right with chance m / (m +
+    2) behind m matched tokens, and each right one makes the match longer: the sum over the chain is closed."""
+    return matched * num_draft_tokens / (matched + num_draft_tokens + 1)
+
+
+def propose(context: Ids, num_draft_tokens: int, **limits: int) -> Ids:
+    """The guesses of `lookup` alone."""
+    return lookup(context, num_draft_tokens, **limits).ids
+
+
+def lookup(
     context: Ids,
     num_draft_tokens: int,
     *,
     shortest: int = SHORTEST,
     longest: int = LONGEST,
     window: int = WINDOW,
-) -> Ids:
+) -> Lookup:
     """The continuation of the latest earlier occurrence of the longest suffix of context: uint32[n] that has
-    one, among suffixes of shortest..longest tokens and the last `window` tokens. uint32[num_draft_tokens], or
-    empty.
+    one, among suffixes of shortest..longest tokens and the last `window` tokens: num_draft_tokens of it, or NO_MATCH.
 
     Where the continuation runs into the end of the context it goes on into itself, as in LZ77: a text that
     repeats with period d is guessed to go on repeating."""
@@ -31,7 +58,7 @@ def propose(
     recent = context[-window:]
     last = len(recent) - 1
     if num_draft_tokens < 1 or last < shortest:
-        return recent[:0]
+        return NO_MATCH
     ends = recent[:last] == recent[last]  # True where an occurrence of the suffix ends
     found = int(ends.any())
     while found and found < longest:
@@ -42,6 +69,6 @@ def propose(
             break
         ends, found = longer, found + 1
     if found < shortest:
-        return recent[:0]
+        return NO_MATCH
     end = last - 1 - int(np.argmax(ends[::-1]))
-    return np.resize(recent[end + 1 :], num_draft_tokens)
+    return Lookup(np.resize(recent[end + 1 :], num_draft_tokens), found)

@@ -1,5 +1,5 @@
-"""How many tokens to draft: the cost model of speculative decoding and a planner that measures its terms
-(algorithms.md, section 11; Leviathan et al. 2023, section 3.3).
+"""Whom to ask for a draft and for how many tokens: the cost model of speculative decoding and a planner that measures
+its terms (algorithms.md, section 11; Leviathan et al. 2023, section 3.3).
 
 The planner reads counts, exact alphas and times of committed cycles, never a draft token, so every rule stays
 exact under it (section 9). It is a value: one per session, nothing is shared between requests. What a verifier measured
@@ -7,21 +7,29 @@ of itself is where it begins; what cycles took corrects that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from specdec.core.line import EMPTY_LINE, MEMORY, Line
+from specdec.core import source_record
+from specdec.core.line import EMPTY_LINE, Line
+from specdec.core.source_record import (
+    NOTHING_KNOWN,
+    OUTLIER,
+    TRIALS,
+    CycleOutcome,
+    Offer,
+    SourceRecord,
+    add_time,
+    gains,
+    learned,
+    waits,
+)
 from specdec.core.step_time import UNMEASURED, StepTimeTable
 
-IDLE_MEMORY = 0.99  # the same for positions that were not asked for: they are tried again, but not soon
-LEAST_TRIES = 8.0  # tries that plain cycles leave of what was known
 START = 4  # draft tokens while nothing is known of the times; at most, while only the verifier's own table is
-FIRST_ALPHA, FIRST_WEIGHT = 0.7, 1.0  # prior of the first position, in tries
-LEAN = 3.0  # weight, in tries, with which a position leans on the one before
-PROBE = 2  # draft tokens of a probe
-FIRST_PROBE, LAST_PROBE = 8, 256  # plain cycles before a probe: doubles with each one in a row
-SETTLED = 8  # drafted cycles in a row after which probing starts afresh
-OUTLIER = 4.0  # an observed time counts at most as this many predicted ones
+PROBE = 2  # draft tokens of a probe; twice as many nodes of a tree
+SPARE = 0.005  # of the time, that all probes together may lose
+HEAD_START = 2.0  # steps that a session may fall behind plain decoding, and SPARE of its time, for early trials
 
 
 def expected_tokens(alpha: float, k: int) -> float:
@@ -43,63 +51,35 @@ def best_k(alpha: float, c: float, rho: float, rho_d: float, max_k: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class CycleOutcome:
-    """What a committed cycle teaches. drafter: who was asked, also where another stepped in for it. asked:
-    depth asked for (0: plain decoding); depth: depth of the draft that came; rows: nodes verified, draft
-    tokens + 1; accepted: draft tokens accepted. alphas: as in `Acceptance`, () where they do not measure
-    acceptance (coupled drafts).
-
-    draft_seconds, verify_seconds: queue and compute as the replica reports them, None where the cycle is no
-    measure of the next one (it computed a prompt, or was retried); the rest of each phase's wall time is
-    network. batch, batch_rows: messages and rows in the verify's forward, all sessions together; rows 0:
-    unknown, then the others' are taken to be like one's own on average, which prices a row less well. context: rows
-    that the verifier held before it."""
-
-    asked: int
-    depth: int
-    rows: int
-    accepted: int
-    draft_seconds: float | None = None
-    verify_seconds: float | None = None
-    draft_network: float = 0.0
-    verify_network: float = 0.0
-    batch: int = 1
-    batch_rows: int = 0
-    alphas: tuple[float, ...] = ()
-    drafter: str = ""
-    context: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterRecord:
-    """What asking one drafter has brought. tries, hits: decayed counts by position, of cycles that got that
-    far and of those that went on; a token that did not come is a miss. seconds: over the depth that came;
-    depth, rows: what came over what was asked for; network: seconds."""
-
-    tries: tuple[float, ...] = ()
-    hits: tuple[float, ...] = ()
-    seconds: Line = EMPTY_LINE
-    depth: Line = EMPTY_LINE
-    rows: Line = EMPTY_LINE
-    network: Line = EMPTY_LINE
-
-
-@dataclass(frozen=True, slots=True)
 class Planner:
-    """State of one session. step_times: the verifier's own, None: it told none. verify: the seconds that a verify took
-    over those that the table expects, by the rows of the whole forward; batch: messages in it, over one's own rows.
-    plain, drafted: length of the present run of cycles without and with a draft; promising: the last draft was
-    accepted whole; probe_after: plain cycles before the next probe."""
+    """State of one session. step_times: the verifier's own, None: it told none. sources: what was learned of each, by
+    `Offer.source`. verify: the seconds that a verify took over those that the table expects, by the rows of the whole
+    forward; network, draft_network: seconds on the way to the verifier and to drafters; batch: messages in a forward,
+    over one's own rows; cycles: observed so far; lost: steps that the session is behind plain decoding, never below 0.
+    """
 
     step_times: StepTimeTable | None = None
-    drafters: Mapping[str, DrafterRecord] = field(default_factory=dict)
+    sources: Mapping[str, SourceRecord] = field(default_factory=dict)
     verify: Line = EMPTY_LINE
     network: Line = EMPTY_LINE
+    draft_network: Line = EMPTY_LINE
     batch: Line = EMPTY_LINE
-    plain: int = 0
-    drafted: int = 0
-    promising: bool = False
-    probe_after: int = FIRST_PROBE
+    cycles: int = 0
+    lost: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """rate: tokens per second that asking for k > 0 promises; seconds: of such a cycle."""
+
+    offer: Offer
+    k: int
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
 
 
 def served_by(planner: Planner, step_times: StepTimeTable | None) -> Planner:
@@ -109,46 +89,102 @@ def served_by(planner: Planner, step_times: StepTimeTable | None) -> Planner:
     return replace(planner, step_times=step_times, verify=EMPTY_LINE)
 
 
+def handed_on(planner: Planner, begun: Planner) -> Planner:
+    """What a new session begins with where this one, which began with `begun`, has ended: what sources bring and take,
+    without the tries that every session would else pay for again. How busy the verifier was is not handed on."""
+    sources = {
+        name: source_record.handed_on(record, begun.sources.get(name, NOTHING_KNOWN), planner.cycles)
+        for name, record in planner.sources.items()
+    }
+    known = ("verify", "network", "draft_network")
+    lines = {name: getattr(planner, name).faded(source_record.HANDED_ON) for name in known}
+    return Planner(planner.step_times, sources, **lines)
+
+
 def plan(planner: Planner, max_k: int, drafter: str = "", context: int = 0) -> int:
-    """Depth to ask `drafter` for, 0..max_k, behind `context` tokens: the one that promises most tokens per second.
-    Where that is 0, now and then a short probe, repeated while it is accepted whole, so that a text that has become
-    easy is noticed."""
+    """Depth to ask the one `drafter` for, 0..max_k, behind `context` tokens."""
     assert max_k >= 0, f"max_k {max_k}"
-    record, most = planner.drafters.get(drafter), max_k
-    if record is None or not planner.verify.weight:
-        most = min(START, max_k)
-        if planner.step_times is None:
-            return most
-    record = record or DrafterRecord()
-    tokens = [1.0]
-    for survival in _survival(record, most):
-        tokens.append(tokens[-1] + survival)
-    k = max(range(most + 1), key=lambda k: tokens[k] / _seconds(planner, record, k, context))
-    if k == 0 and (planner.promising or planner.plain >= planner.probe_after):
-        return min(PROBE, max_k)
-    return k
+    return choose(planner, [Offer(drafter, max_k)], max_k, context)[1]
 
 
-def _survival(record: DrafterRecord, max_k: int) -> Iterator[float]:
-    """Chance that each position is reached and accepted. Positions seldom reached lean on the one before:
-    acceptances are correlated, so one alpha for all would be too low for the later ones."""
-    chance, weight, survival = FIRST_ALPHA, FIRST_WEIGHT, 1.0
-    for i in range(max_k):
-        tries, hits = (record.tries[i], record.hits[i]) if i < len(record.tries) else (0.0, 0.0)
-        chance = (hits + weight * chance) / (tries + weight)
-        weight = LEAN
-        survival *= chance
-        yield survival
+def choose(planner: Planner, offers: Sequence[Offer], limit: int, context: int = 0) -> tuple[Offer | None, int]:
+    """Whom to ask, and for how many draft tokens, at most `limit`: what promises most tokens per second behind
+    `context` tokens; (None, 0): plain decoding, where no source promises more.
+
+    Now and then a source that is not the best is asked all the same, so that a text that has become easy for it is
+    noticed: ever more rarely while it goes on losing, never so often that probes cost more than SPARE of the time, and
+    again at once while its drafts are accepted whole, if that would make it the best."""
+    plans = [_best(planner, offer, min(offer.most, limit), context) for offer in offers if min(offer.most, limit) > 0]
+    if not plans:
+        return None, 0
+    step = _plain_seconds(planner, context)
+    best = max(plans, key=lambda p: p.rate)
+    rate = max(best.rate, 1 / step)
+    for other in plans:
+        if other is best and best.rate > 1 / step:
+            continue
+        probe = other if other.rate > 1 / step else _probe(planner, other, limit, context, rate)
+        if _due(planner, probe, rate, step, len(plans)):
+            return probe.offer, probe.k
+    return (best.offer, best.k) if best.rate > 1 / step else (None, 0)
 
 
-def _seconds(planner: Planner, record: DrafterRecord, k: int, context: int) -> float:
+def _best(planner: Planner, offer: Offer, most: int, context: int) -> _Plan:
+    """The k in 1..most that promises most. Little is risked on a source that was never asked, less where there are
+    others that were."""
+    known = planner.sources.get(offer.source)
+    if known is None and not offer.matched and planner.sources:
+        most = min(_probe_size(offer), most)
+    elif not planner.verify.weight or (known is None and not offer.matched):
+        most = min(START, most)
+    record = known or NOTHING_KNOWN
+    tokens = gains(record, offer, most)
+    plans = [_Plan(offer, k, tokens[k], _seconds(planner, record, offer, k, context)) for k in range(1, most + 1)]
+    return max(plans, key=lambda p: p.rate)
+
+
+def _probe(planner: Planner, plan: _Plan, limit: int, context: int, rate: float) -> _Plan:
+    """What to ask a source for that promises less than plain decoding: what loses least against `rate`."""
+    record, offer = planner.sources.get(plan.offer.source, NOTHING_KNOWN), plan.offer
+    k = min(_probe_size(offer), offer.most, limit)
+    short = _Plan(offer, k, gains(record, offer, k)[k], _seconds(planner, record, offer, k, context))
+    return min(short, plan, key=lambda p: p.seconds - p.tokens / rate)
+
+
+def _probe_size(offer: Offer) -> int:
+    return 2 * PROBE if offer.tree else PROBE
+
+
+def _due(planner: Planner, probe: _Plan, rate: float, step: float, sources: int) -> bool:
+    """Whether to ask a source that is not the best. rate: the best's, in tokens per second; step: seconds of a cycle
+    without a draft; sources: offered, which share what probes may lose."""
+    record = planner.sources.get(probe.offer.source, NOTHING_KNOWN)
+    could_win = (1 + probe.k) / probe.seconds > rate
+    if record.promising and could_win:
+        return True
+    loss = (probe.seconds - probe.tokens / rate) / step
+    if record.paid:
+        loss += max(0.0, record.paid - record.network.y - record.seconds.y) / step
+    affordable = loss * sources / SPARE
+    if record.asks < TRIALS and could_win and planner.lost + loss <= HEAD_START + SPARE * planner.cycles:
+        affordable = 0.0
+    return planner.cycles - record.last >= waits(record, affordable)
+
+
+def _seconds(planner: Planner, record: SourceRecord, offer: Offer, k: int, context: int) -> float:
     """Expected seconds of a cycle that asks for k. Rows are priced as if every session in the batch did the
     same: a row that slows all of them must not look cheap because each pays a share."""
     rows = 1 + k * (record.rows.y if record.rows.weight else 1.0)
     seconds = _verify_seconds(planner, max(1.0, planner.batch.y) * rows, context) + planner.network.y
-    if k:
-        seconds += record.seconds.at(k * record.depth.y) + record.network.y
+    if k and record.network.weight:
+        seconds += record.seconds.at(k if offer.tree else k * record.depth.y) + record.network.y
+    elif k and not offer.matched:
+        seconds += planner.draft_network.y
     return max(seconds, 1e-9)
+
+
+def _plain_seconds(planner: Planner, context: int) -> float:
+    return max(1e-9, _verify_seconds(planner, max(1.0, planner.batch.y), context) + planner.network.y)
 
 
 def _verify_seconds(planner: Planner, rows: float, context: int) -> float:
@@ -169,72 +205,35 @@ def _verify_seconds(planner: Planner, rows: float, context: int) -> float:
 
 def observe(planner: Planner, cycle: CycleOutcome) -> Planner:
     """The planner after one more cycle."""
+    number = planner.cycles + 1
     if cycle.verify_seconds is not None:
         batch = planner.batch.add(cycle.rows, cycle.batch)
         rows = cycle.batch_rows or cycle.rows + (cycle.batch - 1) * batch.x
         planner = replace(
             planner,
             verify=_add_verify(planner, rows, cycle.context, cycle.verify_seconds),
-            network=_add_time(planner.network, 0.0, cycle.verify_network),
+            network=add_time(planner.network, 0.0, cycle.verify_network),
             batch=batch,
         )
     if cycle.asked == 0:
-        return replace(planner, plain=planner.plain + 1, drafted=0, promising=False)
-    record = planner.drafters.get(cycle.drafter, DrafterRecord())
-    record = _add_acceptance(record, cycle, planner.plain)
-    if cycle.draft_seconds is not None:
-        record = replace(
-            record,
-            seconds=_add_time(record.seconds, cycle.depth, cycle.draft_seconds),
-            network=_add_time(record.network, 0.0, cycle.draft_network),
-        )
-    drafted, probe_after = planner.drafted + 1, planner.probe_after
-    if planner.plain >= probe_after:
-        probe_after = min(2 * probe_after, LAST_PROBE)
-    if drafted >= SETTLED:
-        probe_after = FIRST_PROBE
-    return replace(
-        planner,
-        drafters={**planner.drafters, cycle.drafter: record},
-        plain=0,
-        drafted=drafted,
-        promising=0 < cycle.depth == cycle.accepted,
-        probe_after=probe_after,
-    )
+        return replace(planner, cycles=number)
+    if cycle.verify_seconds is not None:
+        planner = replace(planner, lost=max(0.0, planner.lost + _behind(planner, cycle)))
+    record = learned(planner.sources.get(cycle.drafter, NOTHING_KNOWN), cycle, number)
+    if cycle.draft_seconds is not None and not cycle.local:
+        planner = replace(planner, draft_network=add_time(planner.draft_network, 0.0, cycle.draft_network))
+    return replace(planner, sources={**planner.sources, cycle.drafter: record}, cycles=number)
+
+
+def _behind(planner: Planner, cycle: CycleOutcome) -> float:
+    """Steps by which plain decoding would have been earlier with as many tokens as this cycle brought; its rows are
+    priced as if all sessions had asked for as many."""
+    rows = max(1.0, planner.batch.y) * cycle.rows
+    verify = _verify_seconds(planner, rows, cycle.context) + planner.network.y
+    return (cycle.paid + verify) / _plain_seconds(planner, cycle.context) - (1 + cycle.accepted)
 
 
 def _add_verify(planner: Planner, rows: float, context: int, seconds: float) -> Line:
     if planner.verify.weight and planner.verify.y > 0:
         seconds = min(seconds, OUTLIER * _verify_seconds(planner, rows, context))
     return planner.verify.add(rows, seconds / (planner.step_times or UNMEASURED).estimate(rows, context))
-
-
-def _add_time(line: Line, x: float, seconds: float) -> Line:
-    """One pause must not outweigh all that was measured before it."""
-    if line.weight and line.y > 0:
-        seconds = min(seconds, OUTLIER * line.at(x))
-    return line.add(x, seconds)
-
-
-def _add_acceptance(record: DrafterRecord, cycle: CycleOutcome, plain: int) -> DrafterRecord:
-    """Exact alphas, where a chain has them, take the place of hits and misses: the same mean without the
-    noise. plain: cycles without a draft before this one."""
-    n = max(len(record.tries), cycle.asked)
-    pad = (0.0,) * (n - len(record.tries))
-    tries, hits = list(record.tries + pad), list(record.hits + pad)
-    exact = cycle.alphas if cycle.rows == cycle.depth + 1 else ()
-    for i in range(n):
-        kept = MEMORY if i < cycle.asked else IDLE_MEMORY
-        if plain and tries[i] > LEAST_TRIES:
-            kept = max(kept ** (plain + 1), LEAST_TRIES / tries[i])
-        tries[i], hits[i] = kept * tries[i], kept * hits[i]
-        if i < min(cycle.accepted + 1, cycle.asked):
-            tries[i] += 1
-            hits[i] += exact[i] if i < len(exact) else float(i < cycle.accepted)
-    return replace(
-        record,
-        tries=tuple(tries),
-        hits=tuple(hits),
-        depth=record.depth.add(0.0, cycle.depth / cycle.asked),
-        rows=record.rows.add(0.0, (cycle.rows - 1) / cycle.asked),
-    )

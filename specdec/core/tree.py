@@ -75,13 +75,17 @@ class DraftTree:
         assert node > 0, "the root carries no draft token"
         return int(self.token_ids[node - 1])
 
-    def path(self, node: int) -> list[int]:
-        """Draft tokens from the root (excluded) to `node`, in order."""
+    def nodes_to(self, node: int) -> tuple[int, ...]:
+        """The nodes from the root (excluded) to `node`, in order."""
         out: list[int] = []
         while node:
-            out.append(self.token(node))
+            out.append(node)
             node = int(self.parents[node - 1])
-        return out[::-1]
+        return tuple(reversed(out))
+
+    def path(self, node: int) -> list[int]:
+        """Draft tokens from the root (excluded) to `node`, in order."""
+        return [self.token(on_the_way) for on_the_way in self.nodes_to(node)]
 
     def truncate(self, n: int) -> DraftTree:
         """The first n draft tokens. Lawful for sampled drafts too: n must not depend on their values."""

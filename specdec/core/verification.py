@@ -18,6 +18,7 @@ class VerifyForm(IntEnum):
 
     Y = 1
     PQ = 2
+    TYPICAL = 3
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,13 @@ class Verification:
     """drawn: uint32[nodes]. Form Y: y, drawn from p with the TARGET noise. Form PQ: the outside sample z, a draw from
     p restricted to the outside of the node's support (a leaf's support is empty: a draw from p), NO_OUTSIDE where
     the tail is 0.
-    laws (PQ): one per inner node, in node order. child_p (Y, if wanted): float32[draft tokens], p of each draft token
-    under its parent's law."""
+    laws (PQ): one per inner node, in node order. child_p (Y, if wanted; TYPICAL): float32[draft tokens], p of each
+    draft token under its parent's law. entropies (TYPICAL): float32[nodes], of each node's law, in nats; y as in form
+    Y."""
 
     form: VerifyForm
     drawn: Ids
     laws: tuple[TargetLaw, ...] = ()
     child_p: NDArray[np.float32] | None = None
     logprobs: Logprobs | None = None
+    entropies: NDArray[np.float32] | None = None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from specdec.core.errors import InvalidArgument, SpecdecError, Unavailable
-from specdec.edge.commands import chat, demo, generate, plan, up
+from specdec.edge.commands import chat, demo, generate, plan, profile, train, up
 
 
 class Command(Protocol):
@@ -19,7 +19,15 @@ class Command(Protocol):
     def run(self, arguments: argparse.Namespace) -> int: ...
 
 
-COMMANDS: dict[str, Command] = {"up": up, "generate": generate, "chat": chat, "plan": plan, "demo": demo}
+COMMANDS: dict[str, Command] = {
+    "up": up,
+    "generate": generate,
+    "chat": chat,
+    "plan": plan,
+    "profile": profile,
+    "train": train,
+    "demo": demo,
+}
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
 

@@ -18,6 +18,7 @@ from specdec.core.errors import SpecdecError
 from specdec.edge.channel import open_channel
 from specdec.edge.client import Client
 from specdec.edge.cores import Cores, disjoint, openmp_environment, usable_cores
+from specdec.edge.draft_entries import NGRAM, DraftEntries
 from specdec.edge.process import ChildProcess
 
 HOST = "127.0.0.1"
@@ -31,26 +32,22 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class DraftModel:
-    """A draft LM: a model folder, and how many of its layers are used (None: all)."""
-
-    folder: str
-    num_layers: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """target: a model folder, as `python -m specdec.lm.prepare` prints it. draft_model None: n-gram drafts
-    only. port, metrics_port: of the coordinator, 0: any free one. device None: the services' own choice. threads: of
-    each model on CPU, None: one per core that its process may use. tune_seconds: as the target service's flag, None:
-    its default."""
+    """target: a model folder, as `python -m specdec.lm.prepare` prints it. draft: what each drafter process serves.
+    drafters, verifiers: processes. dtype: of the target; draft_dtype: of draft models, None: the draft service's
+    default. head_ids, tli: as its flags. port, metrics_port: of the coordinator, 0: any free one. device None: the
+    services' own choice. threads: of each model on CPU, None: one per core that its process may use. tune_seconds: as
+    the target service's flag, None: its default."""
 
     target: str
-    draft_model: DraftModel | None = None
+    draft: DraftEntries = NGRAM
     drafters: int = 1
     verifiers: int = 1
     store: str = "memory://"
     dtype: str = "float32"
+    draft_dtype: str | None = None
+    head_ids: str | None = None
+    tli: bool = False
     device: str | None = None
     threads: int | None = None
     tune_seconds: float | None = None
@@ -201,8 +198,8 @@ def _members(spec: ClusterSpec, log_folder: Path) -> tuple[list[Member], Member]
         )
         return Member(process, f"{HOST}:{port}", f"http://{HOST}:{metrics_port}/metrics")
 
-    # n-gram drafts need no torch, so such a drafter has no threads that could stand in anyone's way.
-    draft_cores = disjoint(all_cores, spec.drafters) if spec.draft_model else [all_cores] * spec.drafters
+    # Drafts without weights need no torch, so such a drafter has no threads that could stand in anyone's way.
+    draft_cores = disjoint(all_cores, spec.drafters) if spec.draft.has_weights else [all_cores] * spec.drafters
     verifiers = [
         member(f"verifier-{i}", "target_service", cores, *_target_arguments(spec, cores))
         for i, cores in enumerate(disjoint(all_cores, spec.verifiers))
@@ -232,13 +229,19 @@ def _target_arguments(spec: ClusterSpec, cores: Cores) -> list[str]:
 
 
 def _draft_arguments(spec: ClusterSpec, cores: Cores) -> list[str]:
-    if spec.draft_model is None:
-        return ["--drafters", "ngram", "--model", spec.target, "--threads", "1"]
-    layers = spec.draft_model.num_layers
+    drafters = ("--drafters", ",".join(spec.draft.entries))
+    if not spec.draft.has_weights:
+        return [*drafters, "--model", spec.target, "--threads", "1"]
+    settings = {
+        "--num-layers": spec.draft.num_layers,
+        "--dtype": spec.draft_dtype,
+        "--head-ids": spec.head_ids,
+        "--tli": "true" if spec.tli else None,
+    }
     return [
-        *("--drafters", "lm,ngram", "--model", spec.draft_model.folder),
-        *(("--num-layers", str(layers)) if layers is not None else ()),
-        *("--dtype", spec.dtype, "--threads", str(spec.threads or len(cores)), *_device(spec)),
+        *(*drafters, "--target-model", spec.target),
+        *(part for flag, value in settings.items() if value is not None for part in (flag, str(value))),
+        *("--threads", str(spec.threads or len(cores)), *_device(spec)),
     ]
 
 

@@ -4,6 +4,7 @@ InvalidArgument for requests, `replica_fault` or `draft_fault` for replies."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -175,6 +176,7 @@ def encode_open(session: OpenSession) -> common_pb2.OpenSession:
         seed=session.seed,
         turn_start=session.turn_start,
         drafter=session.drafter,
+        feature_layers=session.feature_layers,
     )
 
 
@@ -183,8 +185,20 @@ def decode_open(message: common_pb2.OpenSession) -> OpenSession:
         remedy = f"this replica speaks {PROTOCOL_VERSION}"
         raise InvalidArgument("protocol_version", message.protocol_version, remedy)
     return OpenSession(
-        message.session_id, decode_params(message.params), message.seed, message.turn_start, message.drafter
+        message.session_id,
+        decode_params(message.params),
+        message.seed,
+        message.turn_start,
+        message.drafter,
+        decode_layers(message.feature_layers, "open.feature_layers", InvalidArgument),
     )
+
+
+def decode_layers(layers: Sequence[int], field: str, fault: Fault) -> tuple[int, ...]:
+    """Numbers of decoder layers, ascending."""
+    if any(a >= b for a, b in itertools.pairwise(layers)):
+        raise fault(field, list(layers), "must ascend")
+    return tuple(layers)
 
 
 def encode_timing(timing: Timing) -> common_pb2.Timing:

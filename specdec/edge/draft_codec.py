@@ -34,6 +34,7 @@ from specdec.edge.codec import (
     encode_timing,
     split,
 )
+from specdec.edge.feature_codec import decode_request_features, encode_request_features
 from specdec.edge.messages import DraftReply, DraftRequest, Refusal, StaleContext
 
 _MODES = {DraftKind.CHOSEN: draft_pb2.DRAFT_MODE_CHOSEN, DraftKind.SAMPLED: draft_pb2.DRAFT_MODE_SAMPLED}
@@ -57,6 +58,7 @@ def encode_draft_request(request: DraftRequest) -> draft_pb2.DraftRequest:
         support=request.support,
         budget_us=request.budget_us,
         traceparent=request.traceparent,
+        **encode_request_features(request.features),
     )
 
 
@@ -79,6 +81,7 @@ def decode_draft_request(message: draft_pb2.DraftRequest, *, vocab_size: int) ->
         budget_us=message.budget_us,
         traceparent=message.traceparent,
         open=decode_open(message.open) if message.HasField("open") else None,
+        features=decode_request_features(message),
     )
 
 

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import fields
 
 import numpy as np
 
 from protos import common_pb2
 from specdec.core.step_time import StepTimeTable
-from specdec.edge.codec import F32, U32, decode_array, decode_load, encode_array, encode_load, replica_fault
-from specdec.edge.messages import ReplicaInfo
+from specdec.edge.codec import (
+    F32,
+    U32,
+    decode_array,
+    decode_layers,
+    decode_load,
+    encode_array,
+    encode_load,
+    replica_fault,
+)
+from specdec.edge.messages import DrafterInfo, ReplicaInfo
 
 _FIELDS = tuple(
     field.name
     for field in common_pb2.ReplicaInfo.DESCRIPTOR.fields
-    if field.name not in ("load", "config", "step_times")
+    if field.name not in ("load", "config", "step_times", "drafter_infos")
 )
 
 
 def encode_info(info: ReplicaInfo) -> common_pb2.ReplicaInfo:
     values = {name: getattr(info, name) for name in _FIELDS}
+    values["drafter_infos"] = [_encode_drafter(drafter) for drafter in info.drafter_infos]
     message = common_pb2.ReplicaInfo(load=encode_load(info.load), config=dict(info.config), **values)
     if info.step_times is not None:
         message.step_times.CopyFrom(encode_step_times(info.step_times))
@@ -30,8 +41,29 @@ def decode_info(message: common_pb2.ReplicaInfo) -> ReplicaInfo:
     """Raises ReplicaFault."""
     values = {name: getattr(message, name) for name in _FIELDS}
     values["eos_ids"], values["drafters"] = tuple(message.eos_ids), tuple(message.drafters)
+    values["drafter_infos"] = _decode_drafters(message)
     times = decode_step_times(message.step_times) if message.HasField("step_times") else None
     return ReplicaInfo(load=decode_load(message.load), config=dict(message.config), step_times=times, **values)
+
+
+def _encode_drafter(info: DrafterInfo) -> common_pb2.DrafterInfo:
+    return common_pb2.DrafterInfo(**{field.name: getattr(info, field.name) for field in fields(DrafterInfo)})
+
+
+def _decode_drafters(message: common_pb2.ReplicaInfo) -> tuple[DrafterInfo, ...]:
+    names = [drafter.name for drafter in message.drafter_infos]
+    if len(set(names)) < len(names) or not set(names) <= set(message.drafters):
+        raise replica_fault("drafter_infos", names, f"must be distinct and among {list(message.drafters)}")
+    return tuple(
+        DrafterInfo(
+            name=drafter.name,
+            tree=drafter.tree,
+            feature_layers=decode_layers(drafter.feature_layers, "drafter_infos.feature_layers", replica_fault),
+            feature_size=drafter.feature_size,
+            target_base_fingerprint=drafter.target_base_fingerprint,
+        )
+        for drafter in message.drafter_infos
+    )
 
 
 def encode_step_times(table: StepTimeTable) -> common_pb2.StepTimes:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specdec.core.draft import Draft, DraftKind
+from specdec.core.features import FeatureRows, VerifiedFeatures
 from specdec.core.sampling import SamplingParams
 from specdec.core.step_time import StepTimeTable
 from specdec.core.tree import EMPTY_TREE, DraftTree, Ids
@@ -17,14 +18,16 @@ PROTOCOL_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """First message of a stream, or of a new turn on it. seed: 0 <= seed < 2^64. drafter: DraftService
-    only."""
+    """First message of a stream, or of a new turn on it. seed: 0 <= seed < 2^64. drafter: DraftService only.
+    feature_layers: TargetService only, ascending; hidden states are wanted after so many decoder layers, 0: the
+    embeddings."""
 
     session_id: str
     params: SamplingParams
     seed: int
     turn_start: int
     drafter: str = ""
+    feature_layers: tuple[int, ...] = ()
     protocol_version: int = PROTOCOL_VERSION
 
 
@@ -70,9 +73,23 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterInfo:
+    """tree: its drafts may branch, num_draft_tokens counts nodes. feature_layers: hidden states of the target that it
+    needs, ascending, () for none; feature_size: their width, 0: any. target_base_fingerprint: of the target it was
+    trained for, empty: any."""
+
+    name: str
+    tree: bool = False
+    feature_layers: tuple[int, ...] = ()
+    feature_size: int = 0
+    target_base_fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaInfo:
     """role: "draft" or "target". config: effective settings as text, secrets left out (`config.describe`). step_times:
-    a verifier's, None where nothing was measured."""
+    a verifier's, None where nothing was measured. num_layers, hidden_size, base_fingerprint (of the weights before
+    rounding to dtype): a verifier's. drafter_infos: a draft replica's, at most one per name in `drafters`."""
 
     role: str
     replica_id: str
@@ -90,14 +107,23 @@ class ReplicaInfo:
     load: Load = Load()
     config: Mapping[str, str] = field(default_factory=dict)
     step_times: StepTimeTable | None = None
+    num_layers: int = 0
+    hidden_size: int = 0
+    base_fingerprint: str = ""
+    drafter_infos: tuple[DrafterInfo, ...] = ()
     protocol_version: int = PROTOCOL_VERSION
+
+    def drafter_info(self, name: str) -> DrafterInfo:
+        """What is known of one of its drafters; that it needs nothing, where nothing was said."""
+        return next((info for info in self.drafter_infos if info.name == name), DrafterInfo(name))
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
     """tokens[offset:] = token_ids; then at most num_draft_tokens guesses. kind: CHOSEN, or SAMPLED (the
     drafter may answer SAMPLED_WITHOUT_REPLACEMENT). support: M, ids kept of a sampled law. budget_us 0: no
-    budget."""
+    budget. features: the target's hidden states at positions of the context that the drafter has not been sent yet, or
+    anew; None: none."""
 
     cycle: int
     offset: int
@@ -108,6 +134,7 @@ class DraftRequest:
     budget_us: int = 0
     traceparent: str = ""
     open: OpenSession | None = None
+    features: FeatureRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +164,10 @@ class VerifyRequest:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReply:
+    """features: with a verification, if the session wants them."""
+
     cycle: int
     result: Verification | StaleContext | Refusal
     timing: Timing = Timing()
     load: Load = Load()
+    features: VerifiedFeatures | None = None

@@ -102,6 +102,11 @@ class CoordinatorMetrics:
         self.exact_alpha = histogram(
             "specdec_exact_alpha", "sum of min(p, q) at a draft position, temperature above 0", _ALPHA
         )
+        self.alpha_drift = gauge(
+            "specdec_alpha_drift",
+            "live acceptance per judged position minus the profile's, where enough were judged",
+            ["drafter", "sampling"],
+        )
         self.quarantines = counter("specdec_quarantines_total", "replicas put aside", ["role", "reason"])
         self.excluded_replicas = gauge(
             "specdec_excluded_replicas", "replicas that cannot serve here", ["role", "reason"]
@@ -112,6 +117,9 @@ class CoordinatorMetrics:
         self.resumes = counter("specdec_resumes_total", "turns taken up again by a client")
         self.reopens = counter("specdec_reopens_total", "sessions reopened on another replica", ["role", "reason"])
         self.requests = counter("specdec_requests_total", "Generate calls ended, by finish or error", ["outcome"])
+        self.lossy_turns = counter(
+            "specdec_lossy_turns_total", "turns under typical acceptance: their output does not have the target's law"
+        )
         self.prompt_tokens = counter("specdec_prompt_tokens_total", "prompt tokens of the turns served")
         self.cached_tokens = counter("specdec_cached_tokens_total", "prompt tokens whose KV was at hand")
         self.request_duration = histogram(

@@ -34,12 +34,17 @@ from specdec.edge.codec import (
     replica_fault,
     split,
 )
+from specdec.edge.feature_codec import add_features, decode_verified_features
 from specdec.edge.messages import Refusal, StaleContext, VerifyReply, VerifyRequest
 
 # p travels as float32 and comes from a float32 softmax over up to 256k entries.
 _MASS_TOLERANCE = 1e-3
 
-_FORMS = {VerifyForm.Y: target_pb2.VERIFY_FORM_Y, VerifyForm.PQ: target_pb2.VERIFY_FORM_PQ}
+_FORMS = {
+    VerifyForm.Y: target_pb2.VERIFY_FORM_Y,
+    VerifyForm.PQ: target_pb2.VERIFY_FORM_PQ,
+    VerifyForm.TYPICAL: target_pb2.VERIFY_FORM_TYPICAL,
+}
 _ASKED = {wire: form for form, wire in _FORMS.items()}
 
 
@@ -65,7 +70,7 @@ def decode_verify_request(message: target_pb2.VerifyRequest, *, vocab_size: int,
     """Raises InvalidArgument."""
     form = _ASKED.get(message.form)
     if form is None:
-        raise InvalidArgument("form", message.form, "must be Y or PQ")
+        raise InvalidArgument("form", message.form, "must be Y, PQ or TYPICAL")
     tree = decode_tree(message.draft_token_ids, message.draft_parents, InvalidArgument, vocab_size=vocab_size)
     if tree.num_draft_tokens > max_nodes:
         raise InvalidArgument("draft_token_ids", tree.num_draft_tokens, f"at most {max_nodes} draft tokens")
@@ -73,7 +78,7 @@ def decode_verify_request(message: target_pb2.VerifyRequest, *, vocab_size: int,
     if form is VerifyForm.PQ:
         supports = decode_supports(message.support_sizes, message.support_ids, tree, InvalidArgument)
     elif message.support_sizes:
-        raise InvalidArgument("support_sizes", len(message.support_sizes), "form Y takes no supports")
+        raise InvalidArgument("support_sizes", len(message.support_sizes), f"form {form.name} takes no supports")
     return VerifyRequest(
         cycle=message.cycle,
         offset=message.offset,
@@ -95,6 +100,8 @@ def encode_verification(verification: Verification) -> target_pb2.Verification:
         message.tails = np.array([law.tail for law in verification.laws], F32).tobytes()
     if verification.child_p is not None:
         message.child_p = encode_array(verification.child_p, F32)
+    if verification.entropies is not None:
+        message.entropies = encode_array(verification.entropies, F32)
     if (logprobs := verification.logprobs) is not None:
         message.drawn_logprobs = encode_array(logprobs.drawn, F32)
         message.support_logprobs = _concatenate(logprobs.support)
@@ -123,11 +130,16 @@ def decode_verification(
     if not inside.all():
         raise replica_fault("drawn", int(drawn.max()), f"must be below the vocabulary size {vocab_size}")
     child_p = None
-    if form is VerifyForm.Y and request.want_child_p:
+    if form is VerifyForm.TYPICAL or (form is VerifyForm.Y and request.want_child_p):
         child_p = decode_array(message.child_p, F32, "child_p", replica_fault, length=tree.num_draft_tokens)
         _check_probabilities(child_p, "child_p")
     raw = None if logprobs is None else _decode_logprobs(message, request, logprobs)
-    return Verification(form, drawn, laws, child_p, raw)
+    entropies = None
+    if form is VerifyForm.TYPICAL:
+        entropies = decode_array(message.entropies, F32, "entropies", replica_fault, length=tree.num_nodes)
+        if not ((entropies >= 0) & np.isfinite(entropies)).all():
+            raise replica_fault("entropies", entropies.tolist(), "must be finite and not negative")
+    return Verification(form, drawn, laws, child_p, raw, entropies)
 
 
 def _decode_laws(message: target_pb2.Verification, request: VerifyRequest, drawn: Ids) -> tuple[TargetLaw, ...]:
@@ -183,6 +195,8 @@ def encode_verify_reply(reply: VerifyReply) -> target_pb2.VerifyResponse:
     match reply.result:
         case Verification() as verification:
             message.verification.CopyFrom(encode_verification(verification))
+            if reply.features is not None:
+                add_features(message.verification, reply.features)
         case StaleContext(held):
             message.stale.held = held
         case Refusal() as refusal:
@@ -191,10 +205,17 @@ def encode_verify_reply(reply: VerifyReply) -> target_pb2.VerifyResponse:
 
 
 def decode_verify_reply(
-    message: target_pb2.VerifyResponse, request: VerifyRequest, *, vocab_size: int, logprobs: int | None
+    message: target_pb2.VerifyResponse,
+    request: VerifyRequest,
+    *,
+    vocab_size: int,
+    logprobs: int | None,
+    feature_bytes: int = 0,
 ) -> VerifyReply:
-    """`request`: what was asked. Raises ReplicaFault."""
+    """`request`: what was asked; feature_bytes: of one row of the hidden states that the session wants, 0: it wants
+    none. Raises ReplicaFault."""
     result: Verification | StaleContext | Refusal
+    features = None
     match message.WhichOneof("result"):
         case "stale":
             result = decode_stale(message.stale)
@@ -202,6 +223,7 @@ def decode_verify_reply(
             result = decode_refusal(message.refusal)
         case "verification":
             result = decode_verification(message.verification, request, vocab_size=vocab_size, logprobs=logprobs)
+            features = decode_verified_features(message.verification, request, result, feature_bytes)
         case _:
             raise replica_fault("result", None, "a reply must carry laws, a refusal or a stale context")
-    return VerifyReply(message.cycle, result, decode_timing(message.timing), decode_load(message.load))
+    return VerifyReply(message.cycle, result, decode_timing(message.timing), decode_load(message.load), features)

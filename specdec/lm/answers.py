@@ -12,7 +12,7 @@ import torch
 from specdec.core.tree import Ids
 from specdec.core.verification import NO_OUTSIDE
 from specdec.lm.draw import draw_y, looked_up, outside_draws, padded
-from specdec.lm.law import BadLogits, EmptyLaw, Laws, joint_laws, top_k_ids, treatment
+from specdec.lm.law import BadLogits, EmptyLaw, Laws, joint_laws, running_sums, top_k_ids, treatment
 from specdec.lm.native.law import NativeLaws
 from specdec.lm.native.library import library
 from specdec.lm.networks import Unsupported
@@ -42,7 +42,12 @@ def answer_all(questions: Sequence[Question], vocab_size: int) -> list[Result]:
 
 
 def _answered(questions: Sequence[Question], vocab_size: int, native: HostAnswers | None) -> list[Result]:
-    results: list[Result | None] = list(native(questions, vocab_size)) if native else [None] * len(questions)
+    results: list[Result | None] = [None] * len(questions)
+    known = [i for i, question in enumerate(questions) if native and not question.entropy]  # the C has no logarithms
+    if native and known:
+        answers = native([questions[i] for i in known], vocab_size)
+        for i, result in zip(known, answers, strict=True):
+            results[i] = result
     left = [i for i, result in enumerate(results) if result is None]
     for i, result in zip(left, answers_in_torch([questions[i] for i in left], vocab_size), strict=True):
         results[i] = result
@@ -66,7 +71,7 @@ def answers_in_torch(questions: Sequence[Question], vocab_size: int) -> list[Res
     for i, question in enumerate(questions):
         on_cpu = question.logits.device.type == "cpu"
         drawn = question.keys is not None, question.us is not None
-        rest = question.likeliest, question.confidence, question.logits.device
+        rest = question.likeliest, question.confidence, question.entropy, question.logits.device
         batches = groups.setdefault((treatment(question.params, vocab_size), drawn, rest), [[]])
         rows = question.logits.shape[0] + sum(len(questions[other].logits) for other in batches[-1])
         if batches[-1] and rows > (_ROWS_IN_HOST_MEMORY if on_cpu else _ROWS_ON_A_DEVICE):
@@ -102,11 +107,13 @@ class _Group:
         else:
             self._p = laws.p.gather(-1, columns)
         self._likeliest = _likeliest(laws, first.likeliest) if first.likeliest else None
+        self._entropies = running_sums(torch.special.entr(laws.p)).clamp_(min=0.0) if first.entropy else None
 
     def results(self) -> list[Result]:
         laws = self._laws
-        bad, empty, drawn, p, tails, looked, *likeliest = fetched(
-            [laws.bad, laws.empty, self._drawn, self._p, self._tails, self._looked, *(self._likeliest or ())]
+        wanted = torch.zeros_like(self._p) if self._entropies is None else self._entropies
+        bad, empty, drawn, p, tails, looked, entropies, *likeliest = fetched(
+            [laws.bad, laws.empty, self._drawn, self._p, self._tails, self._looked, wanted, *(self._likeliest or ())]
         )
         results: list[Result] = []
         first = 0
@@ -125,6 +132,7 @@ class _Group:
                     looked=tuple(row[: len(ids)] for row, ids in asked),
                     tails=tails[mine].astype(np.float64),
                     likeliest=tuple((ids.astype(np.uint32), p) for ids, p in pairs),
+                    entropies=entropies[mine, 0] if question.entropy else None,
                 )
             )
         return results

@@ -17,12 +17,15 @@ from specdec.lm.network import Attention, KVShape
 from specdec.lm.padded import PaddedAttention
 from specdec.lm.ragged import RaggedBatch
 from specdec.lm.staging import Staging
+from specdec.lm.taps import tapped
 from specdec.lm.torch_kv import TorchKV
 
 MOST_GRAPHS = 64  # captured shapes of one storage, least recently used first out
 _MOST_ROWS = 512  # a larger forward computes for longer than its launches take
 _MOST_CELLS = 1 << 22  # query cells x columns, for the same reason, and what a graph may hold in memory
 _WARM_UPS = 2  # libraries choose kernels and take workspaces on first use, which a capture must not see
+
+Outputs = tuple[torch.Tensor, torch.Tensor]  # float32[wanted, width], float32[tapped, layers, hidden]
 
 _log = logging.getLogger(__name__)
 
@@ -31,15 +34,19 @@ class Decoder(Protocol):
     """A network that decodes packed rows on the device, whatever attends for it. To be captured it must neither wait
     for the device nor send anything to it.
 
-    width: of the logits. windows, scaling: of `PaddedAttention`."""
+    width: of the logits; hidden: of the residual stream. windows, scaling: of `PaddedAttention`."""
 
     kv_shape: KVShape
     width: int
+    hidden: int
     windows: list[int | None]
     scaling: float
 
-    def decoder(self, input_ids: torch.Tensor, position_ids: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """int64[total], int64[total] -> [total, hidden]."""
+    def decoder(
+        self, first: torch.Tensor, position_ids: torch.Tensor, attention: Attention, layers: tuple[int, ...]
+    ) -> list[torch.Tensor]:
+        """first: ids, int64[total], or float32[total, hidden] in place of their embeddings; position_ids: int64[total].
+        Returns the residual stream after so many layers each, then after all: [total, hidden]."""
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] -> float32[rows, width]."""
@@ -77,11 +84,31 @@ class CudaCapture:
         return graph.replay
 
 
+class _Inputs:
+    """What a forward reads on the device. vectors: float32[total, hidden], of a shape with inputs; they come from the
+    device more often than not, and go past the staging."""
+
+    def __init__(self, shape: ForwardShape, device: torch.device, hidden: int) -> None:
+        self.staging = Staging(shape.fields(), device)
+        self.vectors = torch.zeros((shape.total, hidden), device=device) if shape.inputs else None
+
+    @property
+    def first(self) -> torch.Tensor:
+        return self.staging.tensors["input_ids"] if self.vectors is None else self.vectors
+
+    def send(self, batch: RaggedBatch, layout: GridLayout, shape: ForwardShape, scratch: int) -> None:
+        layout.fill(self.staging.arrays(), shape, scratch)
+        self.staging.send()
+        if self.vectors is not None and batch.inputs is not None:
+            self.vectors[: batch.total].copy_(batch.inputs, non_blocking=True)
+
+
 class _Graph:
     """One captured shape."""
 
-    def __init__(self, staging: Staging, replay: Callable[[], None]) -> None:
-        self.staging = staging
+    def __init__(self, inputs: _Inputs, outputs: Outputs, replay: Callable[[], None]) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
         self.replay = replay
 
 
@@ -106,67 +133,85 @@ class CudaGraphs:
         self.capture = capture
         self._decoder = decoder
         self._most_graphs = most_graphs
-        self._logits: dict[int, torch.Tensor] = {}
+        self._outputs: dict[tuple[int, ...], torch.Tensor] = {}
 
     def new_storage(self, num_blocks: int) -> PaddedKV:
         return PaddedKV(self.kv_shape, num_blocks)
 
-    def forward(self, batch: RaggedBatch, storage: PaddedKV) -> torch.Tensor:
-        """float32[wanted, width], see `Network.forward`."""
+    def forward(self, batch: RaggedBatch, storage: PaddedKV, layers: tuple[int, ...] = ()) -> Outputs:
+        """See `Network.forward`."""
         with torch.inference_mode():
-            layout = GridLayout(batch)
-            exact = layout.shape
-            shape = exact.padded()
-            if self.capture is None or not _worth_a_graph(shape):
-                return self._eager(layout, exact, storage)
-            graph = storage.graphs.get(shape)
-            staging = _sent(layout, shape, storage, None if graph is None else graph.staging)
-            if graph is None:
-                try:
-                    graph = self._captured(self.capture, shape, staging, storage)
-                except RuntimeError as error:
-                    logits = self._eager(layout, exact, storage)  # whatever is wrong with the forward itself is raised
-                    self.capture = None
-                    _log.warning("no more graphs are captured, small forwards are slower: %s", error)
-                    return logits
-            storage.graphs.move_to_end(shape)
-            graph.replay()
-            # A copy: the next replay writes over it, and callers may still hold these.
-            return self._logits[shape.wanted][: exact.wanted].clone()
+            layout = GridLayout(batch, layers)
+            logits, hidden = self._forward(batch, layout, storage)
+            return logits, hidden if layers else hidden.new_empty((len(batch.tapped_rows), 0, self._decoder.hidden))
 
-    def _eager(self, layout: GridLayout, shape: ForwardShape, storage: PaddedKV) -> torch.Tensor:
-        return self._compute(shape, _sent(layout, shape, storage), storage.data)
+    def _forward(self, batch: RaggedBatch, layout: GridLayout, storage: PaddedKV) -> Outputs:
+        exact = layout.shape
+        shape = exact.padded()
+        if self.capture is None or not _worth_a_graph(shape):
+            return self._eager(batch, layout, exact, storage)
+        graph = storage.graphs.get(shape)
+        inputs = self._sent(batch, layout, shape, storage, None if graph is None else graph.inputs)
+        if graph is None:
+            try:
+                graph = self._captured(self.capture, shape, inputs, storage)
+            except RuntimeError as error:
+                outputs = self._eager(batch, layout, exact, storage)  # what is wrong with the forward itself is raised
+                self.capture = None
+                _log.warning("no more graphs are captured, small forwards are slower: %s", error)
+                return outputs
+        storage.graphs.move_to_end(shape)
+        graph.replay()
+        # Copies: the next replay writes over them, and callers may still hold these.
+        logits, hidden = graph.outputs
+        return logits[: exact.wanted].clone(), hidden[: exact.tapped].clone()
 
-    def _captured(self, capture: Capture, shape: ForwardShape, staging: Staging, storage: PaddedKV) -> _Graph:
-        data = storage.data
-        if shape.wanted not in self._logits:
-            size = (shape.wanted, self._decoder.width)
-            self._logits[shape.wanted] = torch.zeros(size, dtype=torch.float32, device=data.device)
-        out = self._logits[shape.wanted]  # outside of the pool, and shared: it may be large
+    def _eager(self, batch: RaggedBatch, layout: GridLayout, shape: ForwardShape, storage: PaddedKV) -> Outputs:
+        return self._compute(shape, self._sent(batch, layout, shape, storage), storage.data)
+
+    def _captured(self, capture: Capture, shape: ForwardShape, inputs: _Inputs, storage: PaddedKV) -> _Graph:
+        data, hidden = storage.data, self._decoder.hidden
+        outputs = (
+            self._output(shape.wanted, self._decoder.width),
+            self._output(shape.tapped, len(shape.layers), hidden),
+        )
 
         def work() -> None:
-            out.copy_(self._compute(shape, staging, data))
+            for out, computed in zip(outputs, self._compute(shape, inputs, data), strict=True):
+                out.copy_(computed)
 
-        graph = storage.graphs[shape] = _Graph(staging, capture(work))
+        graph = storage.graphs[shape] = _Graph(inputs, outputs, capture(work))
         # Only now: a capture waits for the device, so the graph that goes is not still running.
         if len(storage.graphs) > self._most_graphs:
             storage.graphs.popitem(last=False)
         return graph
 
-    def _compute(self, shape: ForwardShape, staging: Staging, data: torch.Tensor) -> torch.Tensor:
-        inputs = staging.tensors
-        attention = PaddedAttention(shape, inputs, data, self._decoder.windows, self._decoder.scaling)
+    def _output(self, *size: int) -> torch.Tensor:
+        """Outside of the graphs' pool, and shared by all of one size: logits may be large."""
+        if size not in self._outputs:
+            self._outputs[size] = torch.zeros(size, dtype=torch.float32, device=self.kv_shape.device)
+        return self._outputs[size]
+
+    def _sent(
+        self,
+        batch: RaggedBatch,
+        layout: GridLayout,
+        shape: ForwardShape,
+        storage: PaddedKV,
+        inputs: _Inputs | None = None,
+    ) -> _Inputs:
+        """The batch on its way to the device, by `inputs` or new ones."""
+        inputs = inputs or _Inputs(shape, storage.data.device, self._decoder.hidden)
+        inputs.send(batch, layout, shape, storage.scratch)
+        return inputs
+
+    def _compute(self, shape: ForwardShape, inputs: _Inputs, data: torch.Tensor) -> Outputs:
+        fields = inputs.staging.tensors
+        attention = PaddedAttention(shape, fields, data, self._decoder.windows, self._decoder.scaling)
         with _backends(data.device):
-            hidden = self._decoder.decoder(inputs["input_ids"], inputs["position_ids"], attention)
-            return self._decoder.head(hidden.index_select(0, inputs["wanted_rows"]))
-
-
-def _sent(layout: GridLayout, shape: ForwardShape, storage: PaddedKV, staging: Staging | None = None) -> Staging:
-    """The batch on its way to the device, by `staging` or a new one."""
-    staging = staging or Staging(shape.fields(), storage.data.device)
-    layout.fill(staging.arrays(), shape, storage.scratch)
-    staging.send()
-    return staging
+            states = self._decoder.decoder(inputs.first, fields["position_ids"], attention, shape.layers)
+            logits = self._decoder.head(states[-1].index_select(0, fields["wanted_rows"]))
+        return logits, tapped(states[:-1], fields["tapped_rows"], self._decoder.hidden)
 
 
 def _worth_a_graph(shape: ForwardShape) -> bool:

@@ -44,20 +44,27 @@ class GridShape:
 
 @dataclass(frozen=True, slots=True)
 class ForwardShape:
-    """Everything that decides the shapes of one forward. total: packed rows; wanted: rows whose logits are wanted."""
+    """Everything that decides the shapes of one forward. total: packed rows; wanted: rows whose logits are wanted;
+    tapped: rows whose hidden states after `layers` are. inputs: whether vectors take the place of ids."""
 
     total: int
     wanted: int
     grids: tuple[GridShape, ...]
+    tapped: int = 0
+    layers: tuple[int, ...] = ()
+    inputs: bool = False
 
     def padded(self) -> ForwardShape:
         """The bucket: the same or larger sizes, of which there are few."""
-        return ForwardShape(_power(self.total), _power(self.wanted), tuple(g.padded() for g in self.grids))
+        tapped = _power(self.tapped) if self.tapped else 0
+        grids = tuple(g.padded() for g in self.grids)
+        return ForwardShape(_power(self.total), _power(self.wanted), grids, tapped, self.layers, self.inputs)
 
     def fields(self) -> Fields:
         """Name -> (shape, numpy type) of every input array of a forward of this shape."""
         out: Fields = dict.fromkeys(("input_ids", "position_ids", "write_rows", "cells"), ((self.total,), np.int64))
         out["wanted_rows"] = ((self.wanted,), np.int64)
+        out["tapped_rows"] = ((self.tapped,), np.int64)
         for i, g in enumerate(self.grids):
             out[f"{i}.query_rows"] = out[f"{i}.limit"] = ((g.segments, g.rows), np.int64)
             out[f"{i}.blocks"] = ((g.segments, g.blocks), np.int64)
@@ -93,8 +100,11 @@ class GridLayout:
     """A batch in one grid, or in two where that saves more than half: long prefill chunks beside one-row sessions,
     or a long context beside short ones, would otherwise make every segment as large as the largest."""
 
-    def __init__(self, batch: RaggedBatch) -> None:
+    def __init__(self, batch: RaggedBatch, layers: tuple[int, ...] = ()) -> None:
+        """layers: those whose hidden states are wanted of the tapped rows."""
         self._batch = batch
+        self._layers = layers
+        self._tapped_rows = batch.tapped_rows if layers else batch.tapped_rows[:0]
         members = [_Member.of(p) for p in batch.placed]
         self._grids = [[members[i] for i in group] for group in _groups(batch.placed)]
 
@@ -113,6 +123,9 @@ class GridLayout:
                 )
                 for grid in self._grids
             ),
+            tapped=len(self._tapped_rows),
+            layers=self._layers,
+            inputs=self._batch.inputs is not None,
         )
 
     def fill(self, arrays: Mapping[str, NDArray[Any]], shape: ForwardShape, scratch: int) -> None:
@@ -121,11 +134,12 @@ class GridLayout:
         scratch: a KV block that takes the keys and values of padding rows. No real row ever reads it: columns beyond
         a table point at the sequence's own first block, so that a NaN of one sequence stays with that sequence."""
         batch, total, wanted = self._batch, len(self._batch.input_ids), len(self._batch.wanted_rows)
-        for name in ("input_ids", "position_ids", "cells", "wanted_rows"):
+        for name in ("input_ids", "position_ids", "cells", "wanted_rows", "tapped_rows"):
             arrays[name].fill(0)
         arrays["input_ids"][:total] = batch.input_ids
         arrays["position_ids"][:total] = batch.position_ids
         arrays["wanted_rows"][:wanted] = batch.wanted_rows
+        arrays["tapped_rows"][: len(self._tapped_rows)] = self._tapped_rows
         arrays["write_rows"][:total] = batch.write_rows
         arrays["write_rows"][total:] = scratch * BLOCK + np.arange(shape.total - total) % BLOCK
         first_cell = 0

@@ -111,7 +111,7 @@ def joint_laws(questions: Sequence[Question], vocab_size: int) -> Laws:
         weights, ids = _top_p(weights, ids, top_p)
     if params[0].min_p > 0.0:
         weights = torch.where(weights >= min_p, weights, 0.0)  # the likeliest token weighs exactly 1
-    return Laws(weights / _sums(weights), ids, raw, bad, empty)
+    return Laws(weights / running_sums(weights), ids, raw, bad, empty)
 
 
 def top_k_ids(values: torch.Tensor, k: int) -> torch.Tensor:
@@ -165,7 +165,7 @@ def _top_p(
     weights: torch.Tensor, ids: torch.Tensor | None, top_p: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(weights, ids) cut to the nucleus of each row, narrow where the laws allow it. top_p: [n, 1]."""
-    p = weights / _sums(weights)
+    p = weights / running_sums(weights)
     width = p.shape[1]
     count = min(_FIRST_CANDIDATES, width)
     while True:
@@ -183,7 +183,7 @@ def _top_p(
     return torch.where(inside, weights, 0.0), ids
 
 
-def _sums(weights: torch.Tensor) -> torch.Tensor:
+def running_sums(weights: torch.Tensor) -> torch.Tensor:
     """Row sums, [n, 1]. torch.sum adds in another order when the number of rows differs; a running sum does
     not."""
     return weights.cumsum(-1)[:, -1:]

@@ -18,6 +18,7 @@ from specdec.lm.network import Attention
 from specdec.lm.networks import Dtype, Unsupported
 from specdec.lm.ragged import RaggedBatch
 from specdec.lm.stock import kv_shape
+from specdec.lm.taps import tapped
 from specdec.lm.torch_kv import TorchKV
 
 FAMILIES = {"llama", "qwen2", "qwen3", "mistral"}
@@ -107,6 +108,7 @@ class LeanNetwork:
     def __init__(self, model: PreTrainedModel, dtype: Dtype) -> None:
         body: Any = model.model
         self.kv_shape = kv_shape(model)
+        self.hidden = int(cast(Any, model.config).hidden_size)
         self.width = len(cast(Any, model).lm_head.weight)
         self.windows = windows(model)
         self.scaling = float(body.layers[0].self_attn.scaling)
@@ -117,7 +119,7 @@ class LeanNetwork:
             unload(layer.parameters())
             body.layers[i] = nn.Identity()  # frees the layer's own weights before the next is packed
         self._norm = _norm(body.norm)
-        self._embedding = body.embed_tokens.weight.detach()
+        self._embedding = None if body.embed_tokens is None else body.embed_tokens.weight.detach()
         self._head = make_linear(cast(Any, model).lm_head.weight, cast(Any, model).lm_head.bias, dtype)
         unload([cast(Any, model).lm_head.weight])
         cast(Any, model).lm_head = body.embed_tokens = nn.Identity()
@@ -125,22 +127,36 @@ class LeanNetwork:
     def new_storage(self, num_blocks: int) -> TorchKV:
         return TorchKV(self.kv_shape, num_blocks)
 
-    def forward(self, batch: RaggedBatch, storage: TorchKV) -> torch.Tensor:
-        """float32[wanted, padded vocabulary]."""
+    def forward(
+        self, batch: RaggedBatch, storage: TorchKV, layers: tuple[int, ...] = ()
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Network.forward`."""
         device = storage.data.device
-        input_ids = torch.from_numpy(batch.input_ids).to(device)
+        first = torch.from_numpy(batch.input_ids) if batch.inputs is None else batch.inputs
         position_ids = torch.from_numpy(batch.position_ids).to(device)
         attention = RaggedAttention(batch, storage, self.windows, self.scaling)
-        hidden = self.decoder(input_ids, position_ids, attention)
-        return self.head(hidden.index_select(0, torch.from_numpy(batch.wanted_rows).to(device)))
+        states = self.decoder(first.to(device), position_ids, attention, layers)
+        wanted = states[-1].index_select(0, torch.from_numpy(batch.wanted_rows).to(device))
+        return self.head(wanted), tapped(states[:-1], torch.from_numpy(batch.tapped_rows).to(device), self.hidden)
 
-    def decoder(self, input_ids: torch.Tensor, position_ids: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """int64[total], int64[total] -> [total, hidden], before the last norm. No shape depends on a value."""
-        hidden = functional.embedding(input_ids, self._embedding)
+    def decoder(
+        self, first: torch.Tensor, position_ids: torch.Tensor, attention: Attention, layers: tuple[int, ...] = ()
+    ) -> list[torch.Tensor]:
+        """first: ids, int64[total], or what takes the place of their embeddings, float32[total, hidden]; position_ids:
+        int64[total]. Returns the residual stream after so many layers each, and after all: [total, hidden], before the
+        last norm. No shape depends on a value."""
+        hidden = first.to(self.kv_shape.dtype) if first.is_floating_point() else self._embedded(first)
         rope = self._rope.index_select(0, position_ids)
-        for layer in self._layers:
+        kept = {0: hidden}
+        for depth, layer in enumerate(self._layers, 1):
             hidden = layer(hidden, rope, attention)
-        return hidden
+            if depth in layers:
+                kept[depth] = hidden
+        return [*(kept[layer] for layer in layers), hidden]
+
+    def _embedded(self, ids: torch.Tensor) -> torch.Tensor:
+        assert self._embedding is not None, "a model without an embedding needs inputs"
+        return functional.embedding(ids, self._embedding)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] as `decoder` returns it -> float32[rows, padded vocabulary]."""

@@ -53,9 +53,12 @@ class Network(Protocol):
 
     def new_storage(self, num_blocks: int) -> KVStorage: ...
 
-    def forward(self, batch: RaggedBatch, storage: KVStorage) -> torch.Tensor:
-        """Write the keys and values of the batch's rows and return the logits of its wanted rows:
-        float32[wanted, padded vocabulary], raw."""
+    def forward(
+        self, batch: RaggedBatch, storage: KVStorage, layers: tuple[int, ...] = ()
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the keys and values of the batch's rows. Returns the logits of its wanted rows,
+        float32[wanted, padded vocabulary], raw; and the hidden states of its tapped rows after so many layers,
+        float32[tapped, len(layers), hidden], before any norm."""
 
 
 class Attention(Protocol):

@@ -1,7 +1,8 @@
 """The layout of one ragged forward: which rows are computed, where they are kept, and what each may see.
 
 All rows of all segments form one packed row with explicit positions. Each query sees its own sequence only: its
-context, and for tree rows its ancestors. Everything here is numpy: networks bring it to where they compute."""
+context, and for tree rows its ancestors. Everything here but `inputs` is numpy: networks bring it to where they
+compute."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from specdec.core.tree import Ids
@@ -31,17 +33,25 @@ class Segment:
     token_ids: uint32[c], the context tokens that follow sequence.token_ids. tree_ids: uint32[t], draft tokens
     appended to the sequence's tree. tree_parents: int64[t], node indices in the *whole* tree of the sequence:
     0 is the root, the last context row; node n is the n-th tree token since the last context row. Context
-    rows cannot follow tree rows: rewind first. wanted: logits of this many last rows are wanted."""
+    rows cannot follow tree rows: rewind first. wanted: logits of this many last rows are wanted; tapped: hidden
+    states of this many last rows. inputs: float32[rows, hidden], what enters the first layer in place of the ids'
+    embeddings; the ids then only name the rows, for `rewind`. All segments of a forward have inputs, or none has.
+    The prefix cache knows no more than ids: a sequence of rows with inputs needs a salt of its own, and rows whose
+    inputs are guesses should be tree rows, which are never shared."""
 
     sequence: KVSequence
     token_ids: Ids
     tree_ids: Ids = field(default_factory=_no_ids)
     tree_parents: NDArray[np.int64] = field(default_factory=_no_parents)
     wanted: int = 0
+    tapped: int = 0
+    inputs: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         assert self.rows, "a segment without rows"
         assert 0 <= self.wanted <= self.rows, f"{self.wanted} rows wanted of {self.rows}"
+        assert 0 <= self.tapped <= self.rows, f"{self.tapped} rows tapped of {self.rows}"
+        assert self.inputs is None or len(self.inputs) == self.rows, "every row needs its input"
         assert len(self.tree_ids) == len(self.tree_parents), "every tree row needs its parent"
         if len(self.token_ids):
             assert not len(self.sequence.tree_ids), "context rows behind tree rows: rewind first"
@@ -74,7 +84,8 @@ Visible = tuple[int, NDArray[np.bool_]] | None
 
 class RaggedBatch:
     """One forward's rows. input_ids, position_ids: int64[total]. wanted_rows: int64[sum of wanted], packed rows.
-    write_rows: int64[total], the KV row (slot of its block, blocks laid end to end) of every packed row."""
+    tapped_rows: int64[sum of tapped], likewise. write_rows: int64[total], the KV row (slot of its block, blocks laid
+    end to end) of every packed row. inputs: float32[total, hidden], None: the embeddings of input_ids."""
 
     def __init__(self, segments: Sequence[Segment], placed: list[Placed]) -> None:
         self._segments = segments
@@ -83,7 +94,9 @@ class RaggedBatch:
         self.input_ids = np.concatenate([part for s in segments for part in (s.token_ids, s.tree_ids)]).astype(np.int64)
         self.position_ids = np.concatenate([p.positions[p.start :] for p in placed])
         self.wanted_rows = np.concatenate([np.arange(p.last - s.wanted, p.last) for s, p in pairs])
+        self.tapped_rows = np.concatenate([np.arange(p.last - s.tapped, p.last) for s, p in pairs])
         self.write_rows = np.concatenate([s.sequence.rows(p.start, p.end) for s, p in pairs])
+        self.inputs = _joined([s.inputs for s in segments])
         self._visible: dict[int | None, list[Visible]] = {}
 
     @staticmethod
@@ -115,6 +128,12 @@ class RaggedBatch:
         if window not in self._visible:
             self._visible[window] = [_visible(p, window) for p in self.placed]
         return self._visible[window]
+
+
+def _joined(inputs: list[torch.Tensor | None]) -> torch.Tensor | None:
+    given = [part for part in inputs if part is not None]
+    assert len(given) in (0, len(inputs)), "some segments have inputs, others have not"
+    return torch.cat(given) if given else None
 
 
 def _place(segment: Segment, first: int) -> Placed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -10,7 +11,16 @@ from specdec.lm.kv import KVPool, KVSequence, num_blocks
 from specdec.lm.loading import LoadedModel
 from specdec.lm.ragged import RaggedBatch, Segment
 
-__all__ = ["Runner", "Segment"]
+__all__ = ["Computed", "Runner", "Segment"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Computed:
+    """What a forward gives for one segment. logits: float32[wanted, padded vocabulary], of its last `wanted` rows, raw.
+    hidden: float32[tapped, layers asked for, hidden size], of its last `tapped` rows."""
+
+    logits: torch.Tensor
+    hidden: torch.Tensor
 
 
 class Runner:
@@ -47,8 +57,18 @@ class Runner:
 
         Raises ResourceExhausted before any row is written when the rows do not fit the pool. Whatever the
         model itself raises passes through, and every sequence still holds exactly what it held before."""
+        return [computed.logits for computed in self.compute(segments)]
+
+    def compute(self, segments: Sequence[Segment], layers: Sequence[int] = ()) -> list[Computed]:
+        """`forward`, with hidden states. layers: the decoder layers, counted from 1, whose output is wanted of tapped
+        rows, the residual stream before any norm; 0: what enters the first layer. Distinct, at most `num_layers`.
+        The logits are those of a forward without, bit for bit."""
+        depth = self.loaded.num_layers
+        assert len(set(layers)) == len(layers), "a layer twice"
+        assert all(0 <= layer <= depth for layer in layers), f"layers {list(layers)} of a model of {depth}"
         batch = RaggedBatch.of(segments)
         with torch.inference_mode():
-            logits = self.loaded.network.forward(batch, self._storage)
+            logits, hidden = self.loaded.network.forward(batch, self._storage, tuple(layers))
         batch.commit()
-        return list(torch.split(logits, [s.wanted for s in segments]))
+        parts = torch.split(logits, [s.wanted for s in segments]), torch.split(hidden, [s.tapped for s in segments])
+        return [Computed(*both) for both in zip(*parts, strict=True)]

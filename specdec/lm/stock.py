@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, PreTrainedModel
 
 from specdec.core.errors import ConfigError
@@ -18,6 +19,7 @@ from specdec.lm.mapped import unload
 from specdec.lm.network import KVShape
 from specdec.lm.networks import Dtype, Unsupported
 from specdec.lm.ragged import RaggedBatch
+from specdec.lm.taps import tapped
 from specdec.lm.torch_kv import TorchKV
 
 ATTENTION = "specdec"
@@ -56,18 +58,65 @@ class StockNetwork:
     def new_storage(self, num_blocks: int) -> TorchKV:
         return TorchKV(self.kv_shape, num_blocks)
 
-    def forward(self, batch: RaggedBatch, storage: TorchKV) -> torch.Tensor:
-        """float32[wanted, padded vocabulary]. Raises ConfigError for attention that is more than scaled dot products
-        over a causal or sliding window."""
+    def forward(
+        self, batch: RaggedBatch, storage: TorchKV, layers: tuple[int, ...] = ()
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Network.forward`. Raises ConfigError for attention that is more than scaled dot products over a causal
+        or sliding window, and for hidden states of a model whose layers are not where those of most are."""
         device = storage.data.device
-        logits = self.model(
-            input_ids=torch.from_numpy(batch.input_ids).to(device)[None],
-            position_ids=torch.from_numpy(batch.position_ids).to(device)[None],
-            use_cache=False,
-            logits_to_keep=torch.from_numpy(batch.wanted_rows).to(device),
-            ragged=RaggedAttention(batch, storage),
-        ).logits[0]
-        return cast(torch.Tensor, logits.float())
+        if batch.inputs is None:
+            first = {"input_ids": torch.from_numpy(batch.input_ids).to(device)[None]}
+        else:
+            first = {"inputs_embeds": batch.inputs.to(device, self.model.dtype)[None]}
+        with _Taps(self.model, layers, torch.from_numpy(batch.tapped_rows).to(device)) as taps:
+            logits = self.model(
+                **first,
+                position_ids=torch.from_numpy(batch.position_ids).to(device)[None],
+                use_cache=False,
+                logits_to_keep=torch.from_numpy(batch.wanted_rows).to(device),
+                ragged=RaggedAttention(batch, storage),
+            ).logits[0]
+        return cast(torch.Tensor, logits.float()), taps.hidden()
+
+
+class _Taps:
+    """While entered, keeps what passes between the layers of a model."""
+
+    def __init__(self, model: PreTrainedModel, layers: tuple[int, ...], rows: torch.Tensor) -> None:
+        self._layers, self._rows = layers, rows
+        self._kept: dict[int, torch.Tensor] = {}
+        self._size = int(model.config.hidden_size)
+        self._modules: Any = _layers(model) if layers else ()
+        self._hooks: list[RemovableHandle] = []
+
+    def __enter__(self) -> _Taps:
+        for layer in self._layers:
+            if layer:
+                hook = self._modules[layer - 1].register_forward_hook(
+                    lambda _, __, output, at=layer: self._keep(at, output[0] if isinstance(output, tuple) else output)
+                )
+            else:
+                hook = self._modules[0].register_forward_pre_hook(lambda _, inputs: self._keep(0, inputs[0]))
+            self._hooks.append(hook)
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _keep(self, layer: int, hidden: torch.Tensor) -> None:
+        self._kept[layer] = hidden[0]
+
+    def hidden(self) -> torch.Tensor:
+        """float32[tapped, layers, hidden]."""
+        return tapped([self._kept[layer] for layer in self._layers], self._rows, self._size)
+
+
+def _layers(model: Any) -> Any:
+    layers = getattr(model.get_decoder(), "layers", None)
+    if layers is None:
+        raise ConfigError("model", type(model).__name__, "its hidden states are not served: choose another target")
+    return layers
 
 
 def kv_shape(model: PreTrainedModel) -> KVShape:

@@ -119,9 +119,9 @@ TABLE: dict[str, Field] = {
     "num_draft_tokens": Field(((0, 0), (16, 16)), of_turn(lambda t: t.num_draft_tokens), (-1, 17, 1000)),
     "drafter": Field((("auto", None), ("lm", "lm")), of_turn(lambda t: t.drafter), ("eagle", "LM")),
     "verification": Field(
-        (("rejection", "rejection"), ("coupled", "coupled")),
+        tuple((name, name) for name in ("rejection", "block", "traversal", "coupled", "typical")),
         of_turn(lambda t: t.verification),
-        ("block", "traversal", "typical", "greedy", "Coupled"),
+        ("greedy", "Coupled", "auto"),
     ),
     "grammar": NEVER,
     "json_schema": NEVER,
@@ -319,20 +319,29 @@ def test_an_unset_seed_is_drawn_and_a_given_one_is_kept_even_zero(codec: TextCod
 
 
 @pytest.mark.parametrize(
-    "fields, sampled",
+    "fields, rule",
     [
-        ({}, True),
-        ({"seed": 1}, False),
-        ({"seed": 1, "verification": "rejection"}, True),
-        ({"verification": "coupled"}, False),
-        ({"temperature": 0.0}, False),
-        ({"temperature": 0.0, "verification": "rejection"}, False),
+        ({}, "block"),
+        ({"seed": 1}, "coupled"),
+        ({"seed": 1, "verification": "rejection"}, "rejection"),
+        ({"seed": 1, "verification": "block"}, "block"),
+        ({"seed": 1, "verification": "traversal"}, "traversal"),
+        ({"verification": "traversal"}, "traversal"),
+        ({"verification": "rejection"}, "rejection"),
+        ({"verification": "coupled"}, "coupled"),
+        ({"verification": "typical"}, "typical"),
+        ({"seed": 1, "verification": "typical"}, "typical"),
+        ({"temperature": 0.0}, "coupled"),
+        ({"temperature": 0.0, "verification": "rejection"}, "coupled"),
+        ({"temperature": 0.0, "verification": "typical"}, "coupled"),
     ],
 )
-def test_greedy_seeded_and_coupled_turns_are_verified_in_the_y_form(
-    codec: TextCodec, fields: dict[str, Any], sampled: bool
-) -> None:
-    assert turn_of(codec, **fields).sampled is sampled
+def test_the_rule_is_the_named_one_else_by_the_seed(codec: TextCodec, fields: dict[str, Any], rule: str) -> None:
+    """Greedy, seeded and coupled turns are in the y-form; typical, which is lossy, is never chosen unnamed."""
+    turn = turn_of(codec, **fields)
+    assert turn.rule == rule
+    assert turn.sampled == (rule in ("block", "traversal", "rejection"))
+    assert turn.lossy == (rule == "typical")
 
 
 @pytest.mark.scenario("B132")

@@ -210,7 +210,7 @@ async def test_a_request_near_its_limit_beside_others(tmp_path: Path) -> None:
 async def test_drafts_that_ignore_the_room_left_do_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: k is not cut, and the scripted verifier sees positions that do not exist."""
     monkeypatch.setattr(replica, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(Generation, "_num_draft_tokens", lambda self, drafter: 5)
+    monkeypatch.setattr(Generation, "_choose", lambda self: self._sources.fixed(5))
     with pytest.raises(AssertionError, match="does not fit"):
         async with counting(tmp_path, max_context=16) as (s, _, _):
             with suppress(SpecdecError):

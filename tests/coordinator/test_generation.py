@@ -38,7 +38,7 @@ async def test_unseeded_sampled_drafts_are_judged_by_the_token_rule(tmp_path: Pa
     folder = letters_folder(tmp_path / "m", 5)
     async with stack(folder, [scripted_target(MARKOV_5, folder)], [scripted_drafter(MARKOV_5_DRAFT, folder)]) as s:
         answer = await s.generate(token_ids=[1], max_tokens=200, num_draft_tokens=3)
-    assert answer.started.verification == "rejection"
+    assert answer.started.verification == "block"
     assert answer.stats.exact_alpha_count > 0
     assert 0 < answer.stats.accepted_tokens < answer.stats.draft_tokens
     assert not answer.stats.fallbacks

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec.core.acceptance import RULES, Acceptance, Floats
+from specdec.core.acceptance import Acceptance, Floats
 from specdec.core.draft import Draft
+from specdec.core.rules import RULES
 from specdec.core.sampling import SamplingParams
 from specdec.core.verification import Verification
 from tests.fakes.stack import scripted_drafter, scripted_target, stack

@@ -18,12 +18,14 @@ from scipy import stats
 from coordinator import replica
 from coordinator.tokenizer import TextCodec
 from protos.generation_pb2 import TOKEN_ORIGIN_RECOVERED
-from specdec.core.acceptance import RULES, Acceptance, Floats, Rule, token_rule
+from specdec.core.acceptance import Acceptance, Floats, Rule, token_rule
 from specdec.core.draft import Draft, DraftKind
+from specdec.core.rules import RULES
 from specdec.core.tree import DraftTree
 from specdec.core.verification import Verification
 from specdec.edge.messages import Refusal
 from tests.coordinator.chi_square import SUSPICIOUS, p_value, token_p_value, transition_counts
+from tests.core.test_block import formula, pi_for_h, stops_at_the_first_failure
 from tests.fakes.replicas import ScriptedDrafter
 from tests.fakes.scripted import Request, Stream
 from tests.fakes.stack import Answer, Stack, scripted_drafter, scripted_target, stack
@@ -89,28 +91,37 @@ def transitions_p(answers: Sequence[Answer], rows: Sequence[Sequence[float]]) ->
     return p_value(transition_counts([a.ids for a in answers], [1] * len(answers), 5), rows)
 
 
+@pytest.mark.parametrize("verification", ["rejection", "block"])
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
-async def test_sampled_chains_yield_the_targets_law(tmp_path: Path, k: int) -> None:
+async def test_sampled_chains_yield_the_targets_law(tmp_path: Path, k: int, verification: str) -> None:
     async with pair(tmp_path, MARKOV_5, MARKOV_5_DRAFT) as s:
-        answers = await outputs(s, num_draft_tokens=k)
+        answers = await outputs(s, num_draft_tokens=k, verification=verification)
     assert transitions_p(answers, MARKOV_ROWS) > SUSPICIOUS
     for answer in answers:
         assert not answer.stats.fallbacks
         assert 0 < answer.stats.accepted_tokens < answer.stats.draft_tokens
 
 
-async def test_sampled_trees_without_replacement_yield_the_targets_law(tmp_path: Path) -> None:
+@pytest.mark.scenario("B08")
+@pytest.mark.parametrize("verification", ["rejection", "traversal"])
+async def test_sampled_trees_without_replacement_yield_the_targets_law(tmp_path: Path, verification: str) -> None:
+    """B08: order and base q travel, the conditional q of later siblings follows from them."""
     async with pair(tmp_path, MARKOV_5, MARKOV_5_DRAFT, parents=TREE) as s:
-        answers = await outputs(s, num_draft_tokens=len(TREE))
+        answers = await outputs(s, num_draft_tokens=len(TREE), verification=verification)
     assert transitions_p(answers, MARKOV_ROWS) > SUSPICIOUS
     assert not answers[0].stats.fallbacks
     assert len(answers[0].stats.accepted_per_position) == 2, "no path of depth two was ever accepted"
 
 
-async def test_sparse_draft_laws_yield_the_targets_law(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("verification", "parents"), [("rejection", None), ("block", None), ("traversal", (0, 0, 1, 2))], ids=str
+)
+async def test_sparse_draft_laws_yield_the_targets_law(
+    tmp_path: Path, verification: str, parents: tuple[int, ...] | None
+) -> None:
     """A support of two tokens: most of the target's mass travels as a tail and one outside sample."""
-    async with pair(tmp_path, MARKOV_5, MARKOV_5_DRAFT, support=2) as s:
-        answers = await outputs(s, num_draft_tokens=3)
+    async with pair(tmp_path, MARKOV_5, MARKOV_5_DRAFT, support=2, parents=parents) as s:
+        answers = await outputs(s, num_draft_tokens=4 if parents else 3, verification=verification)
     assert transitions_p(answers, MARKOV_ROWS) > SUSPICIOUS
 
 
@@ -171,7 +182,8 @@ async def test_the_acceptance_rate_is_the_overlap_of_the_laws(
     second rule shows."""
     monkeypatch.setitem(RULES, "rejection", rule)
     async with pair(tmp_path, PAIR_5, PAIR_5_DRAFT) as s:
-        answers = await outputs(s, 2 if rule is token_rule else 5, num_draft_tokens=1)
+        requests = 2 if rule is token_rule else 5
+        answers = await outputs(s, requests, num_draft_tokens=1, verification="rejection")
         counted = s.metric("specdec_num_accepted_tokens_total") / s.metric("specdec_num_draft_tokens_total")
     accepted, drafted = (sum(getattr(a.stats, n) for a in answers) for n in ("accepted_tokens", "draft_tokens"))
     assert counted == pytest.approx(accepted / drafted)
@@ -189,7 +201,7 @@ async def test_what_replaces_a_rejected_token_follows_the_row_that_rejected_it(t
     folder = letters_folder(tmp_path / "m", 5)
     drafter = HalfRight(MARKOV_5, TextCodec.load(str(folder)).tokenizer_hash, "draft", right=right)
     async with stack(folder, [scripted_target(MARKOV_5, folder)], [drafter]) as s:
-        answers = await outputs(s, num_draft_tokens=4)
+        answers = await outputs(s, num_draft_tokens=4, verification="rejection")
     counts = np.zeros((5, 5), dtype=np.int64)
     for answer in answers:
         last = 1
@@ -222,10 +234,20 @@ def recover_from_the_whole_law(draft: Draft, verification: Verification, uniform
 
 
 @pytest.mark.scenario("B03")
-@pytest.mark.parametrize("wrong", [judge_by_the_next_row, recover_from_the_whole_law])
-async def test_a_wrong_rule_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Rule) -> None:
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("rejection", judge_by_the_next_row),
+        ("rejection", recover_from_the_whole_law),
+        ("block", formula(stops_at_the_first_failure)),
+        ("block", formula(pi_for_h)),
+    ],
+)
+async def test_a_wrong_rule_does_not_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, wrong: Rule
+) -> None:
     """The negative control of this file; B03 among the faults."""
-    monkeypatch.setitem(RULES, "rejection", wrong)
+    monkeypatch.setitem(RULES, name, wrong)
     async with pair(tmp_path, MARKOV_5, MARKOV_5_DRAFT) as s:
-        answers = await outputs(s, num_draft_tokens=3)
+        answers = await outputs(s, 1 if name == "rejection" else 4, num_draft_tokens=3, verification=name)
     assert transitions_p(answers, MARKOV_ROWS) < SUSPICIOUS

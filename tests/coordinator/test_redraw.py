@@ -12,9 +12,10 @@ import pytest
 
 from coordinator import redraw
 from coordinator.redraw import redrawn
-from specdec.core.acceptance import emitted, token_rule
+from specdec.core.acceptance import Rule, emitted, token_rule
 from specdec.core.draft import NO_DRAFT, Draft, DraftKind, DraftLaw
 from specdec.core.laws import draw
+from specdec.core.traversal import traversal_rule
 from specdec.core.tree import DraftTree
 from specdec.core.verification import NO_OUTSIDE, TargetLaw, Verification, VerifyForm
 from tests.core.integration import Law, assert_lawful, distance, outcome_law
@@ -55,7 +56,9 @@ def siblings(us: Any) -> Draft:
     return Draft(tree, DraftKind.SAMPLED_WITHOUT_REPLACEMENT, (DraftLaw(IDS, REPORTED[0]),))
 
 
-def output_law(shape: Shape, mend: Callable[..., Draft], monkeypatch: pytest.MonkeyPatch) -> Law:
+def output_law(
+    shape: Shape, mend: Callable[..., Draft], monkeypatch: pytest.MonkeyPatch, rule: Rule = token_rule
+) -> Law:
     """Of the first two tokens: one cycle, then the target alone."""
 
     def cycle(us: Any) -> tuple[int, ...]:
@@ -66,7 +69,7 @@ def output_law(shape: Shape, mend: Callable[..., Draft], monkeypatch: pytest.Mon
         drawn = [NO_OUTSIDE if children else 9 for children in draft.tree.children]  # 9: drawn from p, whatever it is
         laws = (target,) * len(draft.tree.inner_nodes)
         verification = Verification(VerifyForm.PQ, np.array(drawn, dtype=np.uint32), laws)
-        return tuple(emitted(draft, token_rule(draft, verification, judging)).tolist()[:2])  # type: ignore[arg-type]
+        return tuple(emitted(draft, rule(draft, verification, judging)).tolist()[:2])  # type: ignore[arg-type]
 
     law: Law = {}
     for tokens, mass in outcome_law(cycle, 2 * NODES, cells=12).items():
@@ -81,10 +84,11 @@ TARGET: Law = {(a, b): P[a] * P[b] for a in range(3) for b in range(3)}
 
 
 @pytest.mark.scenario("B01", "B09")
+@pytest.mark.parametrize("rule", [token_rule, traversal_rule])
 @pytest.mark.parametrize("shape", [chain, siblings])
-def test_a_draft_put_right_yields_the_targets_law(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_put_right_yields_the_targets_law(shape: Shape, rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     """B01, B09: exactly, though most of its draws are lies."""
-    assert_lawful(output_law(shape, redrawn, monkeypatch), TARGET, 1e-7)
+    assert_lawful(output_law(shape, redrawn, monkeypatch, rule), TARGET, 1e-7)
 
 
 def believed(draft: Draft, seed: int, base: int) -> Draft:

@@ -97,10 +97,10 @@ async def test_an_unseeded_turn_goes_on_with_its_stored_seed(tmp_path: Path) -> 
     ) as s:
         answer = await s.generate(session_id=session, received_tokens=0)
         undisturbed = await s.generate(
-            token_ids=[1], max_tokens=TOKENS, seed=before.turn.seed, num_draft_tokens=3, verification="rejection"
+            token_ids=[1], max_tokens=TOKENS, seed=before.turn.seed, num_draft_tokens=3, verification="block"
         )
     assert answer.started.seed == before.turn.seed
-    assert answer.started.verification == "rejection"
+    assert answer.started.verification == "block"
     assert answer.ids[: len(ids)] == ids
     assert answer.ids == undisturbed.ids, "the same drafter, k and cycle history: the same draws"
 

@@ -105,7 +105,7 @@ async def test_seeded_and_unseeded_requests_side_by_side(tmp_path: Path) -> None
         answers = await asyncio.gather(*requests)
     assert all(0 not in answer.ids for answer in answers)
     for seed, answer in zip((1, None, 7, None), answers, strict=True):
-        assert answer.started.verification == ("rejection" if seed is None else "coupled")
+        assert answer.started.verification == ("block" if seed is None else "coupled")
         if seed is not None:
             assert answer.ids == reference_tokens(MARKOV_5.logits, [1], params, seed, 60)
 

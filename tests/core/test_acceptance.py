@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specdec.core.acceptance import RULES, Acceptance, emitted, follow, token_rule
+from specdec.core.acceptance import Acceptance, emitted, follow, token_rule
 from specdec.core.draft import NO_DRAFT, Draft, DraftKind
 from specdec.core.randomness import Purpose, coupled_choice, target_key, uniforms
 from specdec.core.tree import DraftTree
@@ -253,4 +253,3 @@ def test_rules_refuse_what_they_cannot_judge() -> None:
         token_rule(NO_DRAFT, y_reply(1), ZEROS)
     with pytest.raises(AssertionError, match="y-form"):
         token_rule(TREE, pq, ZEROS)
-    assert set(RULES) == {"coupled", "rejection"}

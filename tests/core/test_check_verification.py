@@ -68,6 +68,20 @@ BAD_PQ = {
     "leaf draw missing": with_drawn(0, 1, NO_OUTSIDE),
     "leaf draw beyond the vocabulary": with_drawn(0, 1, V),
 }
+TYPICAL = replace(GOOD_Y, form=VerifyForm.TYPICAL, entropies=np.array([0, 0.5, 1.0, 1.7, 0.1], np.float32))
+BAD_TYPICAL = {
+    "another form": replace(TYPICAL, form=VerifyForm.Y),
+    "a draw is missing": replace(TYPICAL, drawn=TYPICAL.drawn[:4]),
+    "draw beyond the vocabulary": replace(TYPICAL, drawn=np.array([2, 0, 3, 0, V], np.uint32)),
+    "no child p": replace(TYPICAL, child_p=None),
+    "child p too short": replace(TYPICAL, child_p=np.zeros(3, np.float32)),
+    "child p is not a number": replace(TYPICAL, child_p=np.array([0.1, np.nan, 0, 0], np.float32)),
+    "no entropies": replace(TYPICAL, entropies=None),
+    "an entropy is missing": replace(TYPICAL, entropies=np.zeros(4, np.float32)),
+    "an entropy is not a number": replace(TYPICAL, entropies=np.array([0, 0, np.nan, 0, 0], np.float32)),
+    "an entropy is negative": replace(TYPICAL, entropies=np.array([0, 0, -0.5, 0, 0], np.float32)),
+    "more entropy than the vocabulary holds": replace(TYPICAL, entropies=np.array([0, 0, 1.8, 0, 0], np.float32)),
+}
 BAD_Y = {
     "another form": replace(GOOD_Y, form=VerifyForm.PQ),
     "a draw is missing": y_reply(2, 0, 3, 0),
@@ -95,7 +109,16 @@ def test_a_y_answer_that_must_not_be_judged_is_a_fault_of_the_replica(name: str)
         check_verification(TREE, BAD_Y[name], VerifyForm.Y, V)
 
 
+@pytest.mark.scenario("B135")
+@pytest.mark.parametrize("name", BAD_TYPICAL)
+def test_a_typical_answer_that_must_not_be_judged_is_a_fault_of_the_replica(name: str) -> None:
+    """And for typical acceptance."""
+    with pytest.raises(ReplicaFault):
+        check_verification(TREE, BAD_TYPICAL[name], VerifyForm.TYPICAL, V)
+
+
 def test_sound_answers_pass() -> None:
+    check_verification(TREE, TYPICAL, VerifyForm.TYPICAL, V)
     check_verification(SAMPLE, GOOD_PQ, VerifyForm.PQ, V)
     check_verification(SAMPLE, with_law(p=[0.5002, 0.25]), VerifyForm.PQ, V)
     no_tail = replace(with_law(p=[0.75, 0.25], tail=0.0), drawn=np.array([NO_OUTSIDE, 1, 4], np.uint32))

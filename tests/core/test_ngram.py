@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.core.ngram import propose
+from specdec.core.ngram import NO_MATCH, expected_accepted, lookup, propose
 
 
 def guess(context: list[int], k: int, **limits: int) -> list[int]:
@@ -41,6 +41,24 @@ def test_the_vectorised_search_equals_the_obvious_one(
 ) -> None:
     got = guess(context, k, shortest=shortest, longest=shortest + more, window=window)
     assert got == oracle(context, k, shortest, shortest + more, window)
+
+
+@given(matched=st.integers(1, 8), k=st.integers(0, 20))
+@settings(derandomize=True, deadline=None)
+def test_the_score_is_the_sum_of_the_chances_along_the_chain(matched: int, k: int) -> None:
+    chance, total = 1.0, 0.0
+    for right in range(k):
+        chance *= (matched + right) / (matched + right + 2)
+        total += chance
+    assert expected_accepted(matched, k) == pytest.approx(total)
+
+
+def test_a_lookup_says_how_long_its_match_is() -> None:
+    context = np.array([1, 2, 3, 4, 5, 1, 2, 3], np.uint32)
+    found = lookup(context, 2)
+    assert found.matched == 3 and found.ids.tolist() == [4, 5]
+    assert found.score(1) == pytest.approx(3 / 5)
+    assert lookup(context[:5], 2) is NO_MATCH and NO_MATCH.score(4) == 0
 
 
 @pytest.mark.scenario("B42")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from draft_service.config import DraftConfig
@@ -11,7 +13,12 @@ from specdec.edge.config import describe, read_config
 GIVEN = {
     "drafters": "ngram,lm",
     "model": "/models/tiny",
+    "target_model": "/models/target",
     "num_layers": "3",
+    "head_ids": "first:8192",
+    "tli": "true",
+    "suffix_tokens": "12345",
+    "suffix_shared": "false",
     "dtype": "bfloat16",
     "network": "stock",
     "device": "cuda:1",
@@ -77,6 +84,41 @@ def test_no_number_is_rounded_or_guessed(name: str, value: str) -> None:
 def test_a_language_model_needs_a_model() -> None:
     with pytest.raises(ConfigError, match="model = None"):
         read("--drafters", "lm")
+    assert read("--drafters", "lm:/models/a").entries == {"lm": "/models/a"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--drafters medusa", "drafters = 'medusa': the drafter 'medusa' needs its draft folder"),
+        ("--drafters eagle:", "nothing behind the colon"),
+        ("--drafters eagle:/a", "target_model = None: the drafter 'eagle' needs the target"),
+        ("--drafters self", "target_model = None"),
+        ("--drafters self:int4 --target-model t", "one of float32, bfloat16, int8"),
+        ("--drafters ngram:/a", "ngram takes no argument"),
+        ("--drafters lm:/a,lm:/b", "names a drafter twice"),
+        ("--drafters lookahead", "choose among ngram, suffix, lm, self"),
+        ("--drafters lm:/a --tli", "target_model = None: tli needs"),
+        ("--drafters self --target-model t --tli", "tli = True: is for the drafter 'lm'"),
+        ("--head-ids first:9", "head_ids = 'first:9': is for"),
+    ],
+)
+def test_entries_that_cannot_work_are_refused_with_the_remedy(arguments: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        read(*arguments.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "precision"),
+    [
+        ("", "int8"),
+        ("--device cuda", "bfloat16"),
+        ("--device cuda --dtype int8", "int8"),
+        ("--dtype float32", "float32"),
+    ],
+)
+def test_drafts_are_int8_on_cpu_unless_told_otherwise(arguments: str, precision: str) -> None:
+    assert read(*arguments.split()).precision == precision
 
 
 @pytest.mark.scenario("B124")

@@ -13,7 +13,6 @@ import pytest
 from draft_service.config import DraftConfig
 from draft_service.drafters import DraftModel
 from draft_service.drafters.ngram import NgramDrafter, build
-from draft_service.session import DraftSession
 from specdec.core import ngram
 from specdec.core.draft import DraftKind
 from specdec.core.errors import ConfigError
@@ -62,37 +61,27 @@ def test_nothing_to_copy_is_an_empty_draft(drafter: NgramDrafter) -> None:
         assert tokens(draft_one(drafter, job(context, 4))) == []
 
 
-def test_the_score_is_what_the_sessions_drafts_got_right_so_far(drafter: NgramDrafter) -> None:
-    session, other, context = DraftSession(), DraftSession(), [1, 2, 3, 4, 5, 6, 1, 2]
-    assert draft_one(drafter, job(context, 4, session=session)).score == 0
-    context = [*context, 3, 4, 9, 1, 2]  # two of four were right
-    assert draft_one(drafter, job(context, 4, session=session)).score == 2
-    assert draft_one(drafter, job(context, 4, session=other)).score == 0
-    context = [*context, 8]  # none
-    assert draft_one(drafter, job([*context, 1, 2], 4, session=session)).score == pytest.approx(1.6)
-    drafter.close(session)
-    assert draft_one(drafter, job([*context, 1, 2], 4, session=session)).score == 0
-
-
-def test_a_rollback_teaches_nothing(drafter: NgramDrafter) -> None:
-    session = DraftSession()
-    for context in ([1, 2, 3, 1, 2], [1, 2, 3, 1], [1, 2, 3, 1, 2]):
-        draft = draft_one(drafter, job(context, 2, session=session))
-    assert draft.score == 0 and tokens(draft) == [3, 1]
+def test_the_score_rises_with_the_length_of_the_match_and_of_the_draft(drafter: NgramDrafter) -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    scores = [draft_one(drafter, job([*text, *text[8 - n : 8]], 4)).score for n in (1, 2, 4, 8)]
+    assert scores == pytest.approx([0, 8 / 7, 16 / 9, 32 / 13])
+    assert draft_one(drafter, job([*text, 1, 2], 1)).score == 0.5
+    ending = replace(GREEDY, end_ids=(3,))
+    assert draft_one(drafter, job([*text, 1, 2], 4, ending)).score == 0.5, "one token is left to score"
 
 
 def test_a_model_folder_gives_the_vocabulary_and_nothing_else(tmp_path: Path, metrics: ReplicaMetrics) -> None:
     text = '{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 6}, "merges": []}}'
     (tmp_path / "tokenizer.json").write_text(text)
-    model = build(DraftConfig(model=str(tmp_path)), metrics).model
+    model = build(DraftConfig(model=str(tmp_path)), metrics, None).model
     assert model == DraftModel(vocab_size=tokenizer_vocab_size(text), tokenizer_hash=tokenizer_hash(text))
     assert model.vocab_size == 7 and model.tokenizer_hash
-    assert build(DraftConfig(), metrics).model == DraftModel()
+    assert build(DraftConfig(), metrics, None).model == DraftModel()
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path, metrics: ReplicaMetrics) -> None:
     with pytest.raises(ConfigError, match=r"model = .*tokenizer\.json"):
-        build(DraftConfig(model=str(tmp_path)), metrics)
+        build(DraftConfig(model=str(tmp_path)), metrics, None)
 
 
 def test_an_ngram_drafter_never_imports_torch() -> None:

@@ -80,6 +80,7 @@ async def test_a_real_replica_drafts_by_its_flags_and_drains_on_sigterm(
 ) -> None:
     """Settings reach the drafters: read back from the process, and seen in what it drafts."""
     flags = {"drafters": "lm,ngram", "model": str(model_folder), "threads": "1", "token_budget": "5"}
+    flags["dtype"] = "float32"
     flags |= {"kv_tokens": "128", "max_draft_tokens": "3", "max_support": "4", "metrics_port": str(free_port())}
     async with replica(*(part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", value))) as (
         child,

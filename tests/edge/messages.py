@@ -14,6 +14,7 @@ from specdec.core.step_time import StepTimeTable
 from specdec.core.tree import DraftTree, Ids
 from specdec.core.verification import NO_OUTSIDE, Logprobs, TargetLaw, Verification, VerifyForm
 from specdec.edge.messages import (
+    DrafterInfo,
     DraftRequest,
     Load,
     OpenSession,
@@ -62,8 +63,15 @@ params = st.builds(
     end_ids=st.lists(token, max_size=3).map(tuple),
     logprobs=st.none() | st.integers(0, 20),
 )
+layers = st.lists(st.integers(0, 99), max_size=4, unique=True).map(lambda numbers: tuple(sorted(numbers)))
 sessions = st.builds(
-    OpenSession, session_id=text, params=params, seed=st.integers(0, 2**64 - 1), turn_start=u32, drafter=text
+    OpenSession,
+    session_id=text,
+    params=params,
+    seed=st.integers(0, 2**64 - 1),
+    turn_start=u32,
+    drafter=text,
+    feature_layers=layers,
 )
 timings = st.builds(Timing, u32, u32, u32, u32)
 loads = st.builds(Load, u32, u32, u32, u32, st.booleans())
@@ -78,14 +86,28 @@ def step_times(draw: st.DrawFn) -> StepTimeTable:
     return StepTimeTable.of(rows, contexts, [draw(times) for _ in rows])
 
 
+numbers = ("vocab_size", "max_context", "max_nodes", "token_budget", "kv_block_size", "num_layers", "hidden_size")
 infos = st.builds(
     ReplicaInfo,
-    **dict.fromkeys(("vocab_size", "max_context", "max_nodes", "token_budget", "kv_block_size"), u32),
+    **dict.fromkeys(numbers, u32),
     eos_ids=st.lists(token, max_size=3).map(tuple),
-    drafters=st.lists(text, max_size=3).map(tuple),
+    drafters=st.just(("ngram", "eagle", "lm")),
     load=loads,
     config=st.dictionaries(text, text, max_size=3),
     step_times=st.none() | step_times(),
+    base_fingerprint=text,
+    drafter_infos=st.lists(
+        st.builds(
+            DrafterInfo,
+            name=st.sampled_from(["ngram", "eagle", "lm"]),
+            tree=st.booleans(),
+            feature_layers=layers,
+            feature_size=u32,
+            target_base_fingerprint=text,
+        ),
+        max_size=3,
+        unique_by=lambda drafter: drafter.name,
+    ).map(tuple),
 )
 
 
@@ -161,10 +183,12 @@ def verifications(draw: st.DrawFn, request: VerifyRequest, logprobs: int | None)
             drawn[node] = rng.integers(VOCAB)
         laws.append(TargetLaw(support, whole[:-1], float(whole[-1])))
     child_p = None
-    if request.form is VerifyForm.Y and request.want_child_p:
+    typical = request.form is VerifyForm.TYPICAL
+    if typical or (request.form is VerifyForm.Y and request.want_child_p):
         child_p = rng.random(tree.num_draft_tokens, dtype=np.float32)
     raw = None if logprobs is None else _logprobs(rng, request, logprobs)
-    return Verification(request.form, drawn, tuple(laws), child_p, raw)
+    entropies = rng.random(tree.num_nodes, dtype=np.float32) if typical else None
+    return Verification(request.form, drawn, tuple(laws), child_p, raw, entropies)
 
 
 def _logprobs(rng: np.random.Generator, request: VerifyRequest, top: int) -> Logprobs:

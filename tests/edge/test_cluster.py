@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from specdec.edge.client import Client
-from specdec.edge.cluster import Cluster, ClusterSpec, DraftModel
+from specdec.edge.cluster import Cluster, ClusterSpec
 from specdec.edge.comparison import run
+from specdec.edge.draft_entries import DraftEntries
 from specdec.edge.process import ProcessFailed
 from tests.edge.eventually import eventually
 from tests.edge.specdec_command import running, specdec
@@ -124,7 +125,7 @@ async def test_a_draft_model_that_does_not_fit_is_told_and_the_rest_serves(
 ) -> None:
     monkeypatch.setattr("specdec.edge.cluster.PATIENCE", 3.0)
     lines: list[str] = []
-    spec = ClusterSpec(str(model), DraftModel(str(other_model)))
+    spec = ClusterSpec(str(model), DraftEntries((f"lm:{other_model}",)))
     async with Cluster(spec, tmp_path, lines.append) as cluster, Client(cluster.address) as client:
         answer = await cluster.guard(run(client, text=PROMPT, temperature=0.0, max_tokens=8, ignore_eos=True))
     assert len(answer.token_ids) == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from specdec.core.errors import ReplicaFault
 from specdec.core.step_time import StepTimeTable
 from specdec.edge.codec import F32, U32, encode_array
 from specdec.edge.info_codec import decode_info, decode_step_times, encode_info, encode_step_times
-from specdec.edge.messages import ReplicaInfo
+from specdec.edge.messages import DrafterInfo, ReplicaInfo
 from tests.edge.messages import infos
 
 
@@ -25,6 +26,27 @@ def test_info_survives_the_wire(info: ReplicaInfo) -> None:
 
 def test_a_replica_that_knows_nothing_of_step_times_is_understood() -> None:
     assert decode_info(common_pb2.ReplicaInfo(role="target")).step_times is None
+
+
+@pytest.mark.parametrize(
+    ("drafters", "field"),
+    [
+        ([{"name": "eagle"}, {"name": "eagle"}], "drafter_infos"),
+        ([{"name": "medusa"}], "drafter_infos"),
+        ([{"name": "eagle", "feature_layers": [3, 2]}], "feature_layers"),
+        ([{"name": "eagle", "feature_layers": [2, 2]}], "feature_layers"),
+    ],
+)
+def test_drafters_that_cannot_be_are_the_replicas_fault(drafters: list[dict[str, Any]], field: str) -> None:
+    message = common_pb2.ReplicaInfo(role="draft", drafters=["eagle", "lm"])
+    message.drafter_infos.extend(common_pb2.DrafterInfo(**drafter) for drafter in drafters)
+    with pytest.raises(ReplicaFault, match=field):
+        decode_info(message)
+
+
+def test_a_drafter_of_which_nothing_is_said_needs_nothing() -> None:
+    info = decode_info(common_pb2.ReplicaInfo(role="draft", drafters=["eagle", "lm"]))
+    assert info.drafter_info("lm") == DrafterInfo("lm")
 
 
 @pytest.mark.parametrize(

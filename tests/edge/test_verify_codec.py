@@ -51,9 +51,10 @@ def test_stale_and_refused_survive_the_wire(result: StaleContext | Refusal, timi
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"form": target_pb2.VERIFY_FORM_TYPICAL}, "form"),
+        ({"form": 4}, "form"),
         ({"form": 0}, "form"),
         ({"form": target_pb2.VERIFY_FORM_Y}, "support_sizes"),
+        ({"form": target_pb2.VERIFY_FORM_TYPICAL}, "support_sizes"),
         ({"draft_token_ids": b"\xff\xff\xff\xff" * 2}, "draft_token_ids"),
         ({"draft_parents": b"\1\1"}, "draft_parents"),
         ({"draft_token_ids": b"\0" * 12}, "draft_token_ids"),

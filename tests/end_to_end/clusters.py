@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from protos.generation_pb2 import Chunk, Complete, DraftStats
 from specdec.edge.client import Client
-from specdec.edge.cluster import Cluster, ClusterSpec, DraftModel
+from specdec.edge.cluster import Cluster, ClusterSpec
+from specdec.edge.draft_entries import DraftEntries
 from tests.fakes.tables import letters_folder
 from tests.tiny_models import make_tiny_model
 
@@ -32,11 +33,12 @@ def tiny_folder(folder: Path, family: str = "llama", **config: Any) -> Path:
 async def cluster(
     target: Path, logs: Path, *, draft_layers: int | None = 2, environment: Mapping[str, str] | None = None, **spec: Any
 ) -> AsyncIterator[Cluster]:
-    """Drafts by the target's first `draft_layers` layers (None: by all of them), and by n-grams. One thread a model:
-    for models this small, more threads only wait for one another."""
+    """Drafts by the target's first `draft_layers` layers (None: by all of them) in float32, and by n-grams, or by what
+    `spec` says. One thread a model: for models this small, more threads only wait for one another."""
     await asyncio.to_thread(logs.mkdir, exist_ok=True)
-    draft_model = DraftModel(str(target), draft_layers)
-    whole = ClusterSpec(str(target), draft_model, threads=1, tune_seconds=0.0, **spec)
+    spec.setdefault("draft", DraftEntries((f"lm:{target}", "ngram"), draft_layers))
+    spec.setdefault("draft_dtype", "float32")
+    whole = ClusterSpec(str(target), threads=1, tune_seconds=0.0, **spec)
     async with Cluster(whole, logs, lambda line: None) as running:
         yield running
 

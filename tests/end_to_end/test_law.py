@@ -15,7 +15,7 @@ from specdec.edge.client import Client
 from tests.end_to_end.clusters import PROMPT, VOCAB, cluster, generated, tiny_folder, transformers_logits
 from tests.reference import reference_law
 
-REQUESTS = 2000
+REQUESTS = 1500  # by each rule
 AT_ONCE = 32
 PARAMS = SamplingParams(temperature=1.3, top_k=12, presence_penalty=0.4)
 
@@ -46,13 +46,13 @@ def p_value(counts: Counter[tuple[int, int]], law: np.ndarray) -> float:
 
 @pytest.mark.timeout(240)
 async def test_sampled_pairs_have_the_targets_law(tmp_path: Path) -> None:
-    """Unseeded requests, drafts sampled by a two-layer copy and judged by the token rule; a law that is a
-    little sharper is told apart."""
+    """Unseeded requests, drafts sampled by a two-layer copy and judged by each rule; a law that is a little sharper is
+    told apart."""
     folder = tiny_folder(tmp_path / "model", std=0.12)
     gate = asyncio.Semaphore(AT_ONCE)
     alphas: list[float] = []
 
-    async def one(client: Client) -> tuple[int, int]:
+    async def one(client: Client, verification: str) -> tuple[int, int]:
         async with gate:
             ids, stats = await generated(
                 client,
@@ -60,6 +60,7 @@ async def test_sampled_pairs_have_the_targets_law(tmp_path: Path) -> None:
                 max_tokens=3,
                 num_draft_tokens=2,
                 drafter="lm",
+                verification=verification,
                 temperature=PARAMS.temperature,
                 top_k=PARAMS.top_k,
                 presence_penalty=PARAMS.presence_penalty,
@@ -68,9 +69,13 @@ async def test_sampled_pairs_have_the_targets_law(tmp_path: Path) -> None:
         return ids[0], ids[1]
 
     async with cluster(folder, tmp_path / "logs") as running, Client(running.address) as client:
-        pairs = Counter(await asyncio.gather(*(one(client) for _ in range(REQUESTS))))
+        pairs = {
+            rule: Counter(await asyncio.gather(*(one(client, rule) for _ in range(REQUESTS))))
+            for rule in ("rejection", "block")
+        }
     law = exact_pairs(folder)
     assert 0.2 < np.mean(alphas) < 0.98, "drafts too good or too bad to test anything"
-    assert p_value(pairs, law) > 1e-4
     wrong = law**1.4
-    assert p_value(pairs, wrong / wrong.sum()) < 1e-4, "the test could not tell a wrong law"
+    for rule, counts in pairs.items():
+        assert p_value(counts, law) > 1e-4, rule
+        assert p_value(counts, wrong / wrong.sum()) < 1e-4, "the test could not tell a wrong law"

@@ -18,6 +18,7 @@ from specdec.core.verification import NO_OUTSIDE, Logprobs, TargetLaw, Verificat
 from specdec.edge.draft_codec import decode_draft_request, encode_draft_reply
 from specdec.edge.messages import DraftReply, DraftRequest, ReplicaInfo, Timing, VerifyReply, VerifyRequest
 from specdec.edge.verify_codec import decode_verify_request, encode_verify_reply
+from tests.fakes.features import scripted_features
 from tests.fakes.scripted import Scripted, Stream
 from tests.reference import reference_scores, reference_y
 
@@ -29,6 +30,13 @@ class ScriptedTarget(Scripted, target_pb2_grpc.TargetServiceServicer):
             return decode_verify_request(message, vocab_size=self.table.vocab_size, max_nodes=self.max_nodes)
 
         await self._stream(messages, context, decode, encode_verify_reply)
+
+    def _reply(self, stream: Stream, request: VerifyRequest) -> VerifyReply:
+        reply: VerifyReply = super()._reply(stream, request)
+        wanted = stream.opening is not None and stream.opening.feature_layers
+        if not wanted or not isinstance(reply.result, Verification):
+            return reply
+        return replace(reply, features=scripted_features(stream, request, reply.result))
 
     def _answer(self, request: VerifyRequest, result: Any, computed: int) -> VerifyReply:
         return VerifyReply(request.cycle, result, Timing(10, 100, 1, computed), self.load)
@@ -42,19 +50,22 @@ class ScriptedTarget(Scripted, target_pb2_grpc.TargetServiceServicer):
         laws = [self._law(stream, tree.path(node)) for node in range(tree.num_nodes)]
         depths = tree.depths.tolist()
         logprobs = None
-        if request.form is VerifyForm.Y:
+        if request.form is not VerifyForm.PQ:
             drawn = [reference_y(law, opening.seed, base + d) for law, d in zip(laws, depths, strict=True)]
             targets: tuple[TargetLaw, ...] = ()
         else:
             drawn, targets = _outside(laws, request, uniforms(opening.seed, base, Purpose.OUTSIDE, tree.num_nodes))
         child_p = None
-        if request.want_child_p:
+        if request.want_child_p or request.form is VerifyForm.TYPICAL:
             child_p = np.array(
                 [laws[p][t] for p, t in zip(tree.parents, tree.token_ids, strict=True)], dtype=np.float32
             )
         if opening.params.logprobs is not None:
             logprobs = self._logprobs(stream, request, drawn, opening.params)
-        return Verification(request.form, np.array(drawn, dtype=np.uint32), targets, child_p, logprobs)
+        entropies = None
+        if request.form is VerifyForm.TYPICAL:
+            entropies = np.array([-sum(p * np.log(p) for p in law if p > 0) for law in laws], dtype=np.float32)
+        return Verification(request.form, np.array(drawn, dtype=np.uint32), targets, child_p, logprobs, entropies)
 
     def _logprobs(self, stream: Stream, request: VerifyRequest, drawn: list[int], params: SamplingParams) -> Logprobs:
         tree, top = request.tree, params.logprobs or 0

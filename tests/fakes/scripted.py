@@ -20,10 +20,13 @@ Request = Any  # DraftRequest or VerifyRequest, by role
 
 @dataclass(eq=False)
 class Stream:
-    """One session's stream as a replica sees it."""
+    """One session's stream as a replica sees it. delivered: contexts at whose end hidden states were sent; rows: those
+    that came, by position (`tests.fakes.features`)."""
 
     opening: OpenSession | None = None
     tokens: list[int] = field(default_factory=list)
+    delivered: set[tuple[int, ...]] = field(default_factory=set)
+    rows: dict[int, bytes] = field(default_factory=dict)
 
 
 # Given a request and the honest reply, what to send: another reply, None for silence, or raise to end the stream.

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator import drafting
-from coordinator.compatibility import check_for
+from coordinator.compatibility import check_for, fitting
 from coordinator.config import CoordinatorConfig
 from coordinator.pool import Pool
 from coordinator.service import GenerationServicer
@@ -193,12 +193,11 @@ async def _started(
             config.session_store_url, ttl=config.session_ttl, lease=config.session_lease, deadline=config.store_deadline
         )
         exits.push_async_callback(store.close)
-    targets, drafters = [
-        await exits.enter_async_context(
-            Pool(role, addresses, check_for(role, codec), metrics, refresh=0.2, rng=random.Random(0))
-        )
-        for role, addresses in (("target", config.target_addresses), ("draft", config.draft_addresses))
-    ]
+    pool = partial(Pool, metrics=metrics, refresh=0.2, rng=random.Random(0))
+    targets = pool("target", config.target_addresses, check_for("target", codec))
+    drafters = pool("draft", config.draft_addresses, check_for("draft", codec), narrow=fitting(targets.infos))
+    await exits.enter_async_context(targets)
+    await exits.enter_async_context(drafters)
     servicer = GenerationServicer(config, codec, store, targets, drafters, telemetry, metrics)
     register = partial(generation_pb2_grpc.add_GenerationServiceServicer_to_server, servicer)
     server = await exits.enter_async_context(

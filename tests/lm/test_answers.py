@@ -50,6 +50,22 @@ def test_every_probability_and_support_is_the_slow_laws(answer: AnswerOne, param
 
 
 @pytest.mark.parametrize("params", PARAMS)
+def test_entropies_are_the_slow_laws_and_do_not_depend_on_company(answer: AnswerOne, params: SamplingParams) -> None:
+    question = Question(many_logits(1), HISTORIES, params, keys=[0] * 5, entropy=True)
+    laws = target_laws(question.logits, HISTORIES, params, V)
+    got = answer(question, V).entropies
+    assert got is not None
+    expected = [-sum(x * np.log(x) for x in laws.row(node)[1].tolist() if x > 0) for node in range(5)]
+    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
+    alone = Histories(HISTORIES.context, HISTORIES.turn_start, HISTORIES.paths[2:3])
+    [one] = answer_all([Question(question.logits[2:3], alone, params, keys=[0], entropy=True)], V)
+    [two, _] = answer_all([question, Question(many_logits(5), HISTORIES, params, keys=[0] * 5)], V)
+    assert isinstance(one, Answer) and isinstance(two, Answer)
+    assert one.entropies is not None and two.entropies is not None
+    assert one.entropies[0] == two.entropies[2] == got[2]
+
+
+@pytest.mark.parametrize("params", PARAMS)
 def test_draws_are_those_of_the_slow_laws_for_many_keys(answer: AnswerOne, params: SamplingParams) -> None:
     logits = many_logits(2)
     laws = target_laws(logits, HISTORIES, params, V)

@@ -258,16 +258,17 @@ def test_what_is_captured_reads_no_value(
     tree = np.array([0, 0, 1], dtype=np.int64)
     batch = RaggedBatch.of(
         [
-            Segment(pool.new_sequence(), ids(random, 40), ids(random, 3), tree, wanted=4),
+            Segment(pool.new_sequence(), ids(random, 40), ids(random, 3), tree, wanted=4, tapped=3),
             *[Segment(pool.new_sequence(), ids(random, 1), wanted=1) for _ in range(5)],
         ]
     )
-    logits = network.forward(batch, storage)
+    logits, hidden = network.forward(batch, storage, (0, 2))
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
         patch.setattr(LeanNetwork, "head", lambda self, hidden: hidden[: int(hidden.argmax())])
         CudaGraphs(network._decoder, None).forward(batch, storage)  # a negative control
     assert network.capture is not None and len(storage.graphs) == 1
     assert (logits.shape, logits.dtype, logits.device) == ((9, V), torch.float32, device)
+    assert (hidden.shape, hidden.dtype, hidden.device) == ((3, 2, 64), torch.float32, device)
 
 
 @pytest.fixture

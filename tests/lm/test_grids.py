@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from specdec.lm import grids
 from specdec.lm.grids import GridLayout, GridShape
@@ -32,6 +33,17 @@ def test_buckets_are_few_hold_what_they_are_for_and_waste_at_most_half() -> None
     assert len({g.blocks for g in padded}) <= 14
     assert len({g.rows for g in padded}) <= 9
     assert GridShape(1, 1, 1, 0).padded().tail == 0
+
+
+def test_buckets_of_taps_are_their_own() -> None:
+    """A forward that taps nothing shares its graph with no tap, and one with inputs with none that reads ids."""
+    batch = Bench([(20, 0, 1, 3, "tree")]).batch
+    plain, tapped = GridLayout(batch).shape, GridLayout(batch, (1, 2)).shape
+    assert (plain.tapped, plain.layers, plain.inputs) == (0, (), False)
+    shapes = [plain, tapped, replace(tapped, tapped=5), replace(tapped, tapped=5, layers=(2, 1))]
+    shapes += [replace(plain, inputs=True)]
+    assert [s.padded().tapped for s in shapes] == [0, 0, 8, 8, 0]
+    assert len({s.padded() for s in shapes}) == len(shapes)
 
 
 def test_numbers_of_blocks_are_bounded_by_the_module_s_ladder() -> None:

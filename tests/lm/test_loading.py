@@ -47,6 +47,22 @@ def test_fingerprint_tells_weights_dtype_and_depth_apart_and_nothing_else(tmp_pa
     assert load(again).fingerprint == prints[0]
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_base_fingerprint_is_of_the_folder_whatever_it_is_served_in(tmp_path: Path, tied: bool) -> None:
+    folder, other = (make_tiny_model(tmp_path / str(i), seed=i, tie_word_embeddings=tied) for i in range(2))
+    prints = {load(folder, dtype=dtype).base_fingerprint for dtype in ("float32", "bfloat16", "int8")}
+    assert len(prints) == 1
+    assert load(folder, network="stock").base_fingerprint in prints
+    assert load(other).base_fingerprint not in prints
+    assert load(folder, num_layers=1).base_fingerprint not in prints
+
+
+def test_the_shape_is_that_of_what_is_served(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "deep", layers=3, hidden=48)
+    shapes = [(loaded.num_layers, loaded.hidden_size) for loaded in (load(folder), load(folder, num_layers=2))]
+    assert shapes == [(3, 48), (2, 48)]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_truncated_copy_is_the_first_layers_with_the_models_own_norm_and_head(tmp_path: Path, family: str) -> None:
     folder = make_tiny_model(tmp_path / family, family, layers=3)

@@ -21,7 +21,7 @@ from specdec.lm.native.library import library
 from specdec.lm.native.packing import interleave, pack
 from specdec.lm.native.storage import NativeKV
 from specdec.lm.networks import Dtype, Unsupported, build_network
-from specdec.lm.runner import Runner, Segment
+from specdec.lm.runner import Computed, Runner, Segment
 from tests.tiny_models import FAMILIES, make_tiny_model
 
 V = 97
@@ -54,12 +54,16 @@ def random_ids(n: int, seed: int = 0) -> np.ndarray:
 
 
 def logits_in_chunks(runner: Runner, ids: np.ndarray, chunks: Sequence[int]) -> torch.Tensor:
+    return chunked(runner, ids, chunks).logits
+
+
+def chunked(runner: Runner, ids: np.ndarray, chunks: Sequence[int], layers: Sequence[int] = ()) -> Computed:
     sequence, parts = runner.new_sequence(), []
     for n in chunks:
         held = sequence.num_context
-        parts += runner.forward([Segment(sequence, ids[held : held + n], wanted=n)])
+        parts += runner.compute([Segment(sequence, ids[held : held + n], wanted=n, tapped=n)], layers)
     sequence.discard()
-    return torch.cat(parts)
+    return Computed(torch.cat([p.logits for p in parts]), torch.cat([p.hidden for p in parts]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,9 +72,10 @@ def test_no_bit_of_a_row_depends_on_how_its_context_was_cut(
     tiny_folders: dict[str, Path], family: str, kind: Kind
 ) -> None:
     runner, ids = runner_of(tiny_folders[family], kind), random_ids(75)
-    whole = logits_in_chunks(runner, ids, [75])
+    whole = chunked(runner, ids, [75], (1, 2))
     for chunks in ([1] * 75, [13, 27, 35], [8] * 9 + [3], [33, 42]):
-        assert torch.equal(logits_in_chunks(runner, ids, chunks), whole)
+        cut = chunked(runner, ids, chunks, (1, 2))
+        assert torch.equal(cut.logits, whole.logits) and torch.equal(cut.hidden, whole.hidden)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -190,6 +195,19 @@ def test_several_threads_compute_the_bits_of_one(tiny_folders: dict[str, Path]) 
         assert torch.equal(logits_in_chunks(runner, ids, [50, 9, 1]), one)
     finally:
         torch.set_num_threads(1)
+
+
+def test_a_small_forward_starts_no_more_threads_than_it_has_work_for(tiny_folders: dict[str, Path]) -> None:
+    network = runner_of(tiny_folders["llama"], ("float32", False)).loaded.network
+    assert isinstance(network, NativeNetwork)
+    torch.set_num_threads(3)
+    try:
+        threads = [
+            network._workspace.threads(rows, columns) for rows, columns in ((1, 32), (9, 32), (50, 64), (1, 8192))
+        ]
+    finally:
+        torch.set_num_threads(1)
+    assert threads == [1, 3, 3, 3]
 
 
 def test_the_original_weights_are_freed(tiny_folders: dict[str, Path]) -> None:

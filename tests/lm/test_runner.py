@@ -241,8 +241,10 @@ class Broken:
     def new_storage(self, num_blocks: int) -> KVStorage:
         return self._network.new_storage(num_blocks)
 
-    def forward(self, batch: RaggedBatch, storage: KVStorage) -> torch.Tensor:
-        self._network.forward(batch, storage)
+    def forward(
+        self, batch: RaggedBatch, storage: KVStorage, layers: tuple[int, ...] = ()
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._network.forward(batch, storage, layers)
         raise RuntimeError("out of memory")
 
 

@@ -111,13 +111,15 @@ def test_negative_control_logits_of_the_wrong_row_are_seen(
 ) -> None:
     alone = [generate(make_engine(), prompt(6, i), 10) for i in range(2)]
     engine = make_engine()
-    forward = engine._runner.forward
+    compute = engine._runner.compute
 
-    def mixed_up(segments: Any) -> Any:
-        parts = forward(segments)
-        return parts[::-1] if fault == "rows of a neighbour" else [part.roll(1, 0) for part in parts]
+    def mixed_up(segments: Any, layers: Any) -> Any:
+        parts = compute(segments, layers)
+        if fault == "rows of a neighbour":
+            return parts[::-1]
+        return [replace(part, logits=part.logits.roll(1, 0)) for part in parts]
 
-    monkeypatch.setattr(engine._runner, "forward", mixed_up)
+    monkeypatch.setattr(engine._runner, "compute", mixed_up)
     turns = [Turn(prompt(6, i), 10, guesses(prompt(6, i) + alone[i], 2, 1, VOCAB)) for i in range(2)]
     run(engine, turns)
     assert [t.output for t in turns] != alone
@@ -207,17 +209,17 @@ class Watched(Engine):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.rows: list[int] = []
-        forward = self._runner.forward
+        compute = self._runner.compute
 
-        def watched(segments: Any) -> Any:
+        def watched(segments: Any, layers: Any) -> Any:
             self.rows.append(sum(s.rows for s in segments))
             for s in segments:
                 tokens = np.concatenate([s.token_ids, s.tree_ids])
                 assert (tokens < VOCAB).all(), "an id outside the vocabulary"
                 assert s.sequence.num_context + len(s.token_ids) <= MAX_CONTEXT, "a position beyond the last"
-            return forward(segments)
+            return compute(segments, layers)
 
-        self._runner.forward = watched  # type: ignore[method-assign]
+        self._runner.compute = watched  # type: ignore[method-assign, assignment]
 
 
 def watched(engine: Engine) -> Watched:
@@ -311,15 +313,15 @@ def test_a_forward_that_raises_fails_its_jobs_alone_and_leaks_nothing(
     """One forward in ten raises: typed refusals, right answers on retry, and all room returns."""
     engine = make_engine(kv_tokens=400)
     expected = [generate(make_engine(), prompt(6, i), 8) for i in range(30)]
-    forward, random = engine._runner.forward, np.random.default_rng(4)
+    compute, random = engine._runner.compute, np.random.default_rng(4)
     refusals = 0
 
-    def flaky(segments: Any) -> Any:
+    def flaky(segments: Any, layers: Any) -> Any:
         if random.random() < 0.1:
             raise RuntimeError("the device fell off")
-        return forward(segments)
+        return compute(segments, layers)
 
-    monkeypatch.setattr(engine._runner, "forward", flaky)
+    monkeypatch.setattr(engine._runner, "compute", flaky)
 
     class Retrying(Turn):
         def take(self, job: VerifyJob, result: Any) -> None:
@@ -347,13 +349,13 @@ def test_an_impossible_law_or_nan_refuses_that_job_only(
     expected = generate(make_engine(), prompt(5), 1)
     engine = make_engine()
     banned = SamplingParams(logit_bias=tuple((v, -np.inf) for v in range(VOCAB)))
-    forward = engine._runner.forward
+    compute = engine._runner.compute
 
-    def poisoned(segments: Any) -> Any:
-        parts = forward(segments)
-        return [parts[0], torch.full_like(parts[1], torch.nan), parts[2]]
+    def poisoned(segments: Any, layers: Any) -> Any:
+        parts = compute(segments, layers)
+        return [parts[0], replace(parts[1], logits=torch.full_like(parts[1].logits, torch.nan)), parts[2]]
 
-    monkeypatch.setattr(engine._runner, "forward", poisoned)
+    monkeypatch.setattr(engine._runner, "compute", poisoned)
     openings = [OpenSession(str(i), p, 0, 5) for i, p in enumerate((banned, GREEDY, GREEDY))]
     jobs = [VerifyJob(engine.open(o), VerifyRequest(0, 0, ids(prompt(5)), open=o)) for o in openings]
     empty, nan, good = (result.result for _, result in engine.step(jobs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -149,9 +150,13 @@ def test_nan_is_not_found_again(make_engine: MakeEngine, monkeypatch: pytest.Mon
     engine = make_engine(token_budget=256)
     context = prompt(2 * BLOCK + 5)
     session = engine.open(OpenSession("s", GREEDY, 0, 1))
-    forward = engine._runner.forward
+    compute = engine._runner.compute
+
+    def poisoned(segments: Any, layers: Any) -> Any:
+        return [replace(part, logits=torch.full_like(part.logits, torch.nan)) for part in compute(segments, layers)]
+
     with monkeypatch.context() as patch:
-        patch.setattr(engine._runner, "forward", lambda parts: [torch.full_like(p, torch.nan) for p in forward(parts)])
+        patch.setattr(engine._runner, "compute", poisoned)
         refused = ask(engine, session, context).result
     assert isinstance(refused, Refusal) and refused.reason == "NAN_LOGITS"
     assert engine.kv_free == engine.kv_total
@@ -167,11 +172,11 @@ def test_a_failed_forward_leaves_nothing_to_be_found(make_engine: MakeEngine, mo
     assert engine.step([job]) == []
     assert session.sequence.num_context == 2 * BLOCK
 
-    def broken(segments: Any) -> Any:
+    def broken(segments: Any, layers: Any) -> Any:
         raise RuntimeError("the device fell off")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._runner, "forward", broken)
+        patch.setattr(engine._runner, "compute", broken)
         [(_, failed)] = engine.step([job])
     assert isinstance(failed.result, Refusal) and engine.kv_free == engine.kv_total
     other = Turn(context, 1, params=SamplingParams(temperature=0.0), session_id="other")

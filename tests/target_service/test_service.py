@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from protos import common_pb2, target_pb2
+from specdec.core.features import row_bytes
 from specdec.core.sampling import SamplingParams
 from specdec.core.step_time import StepTimeTable
 from specdec.core.tree import DraftTree
@@ -48,9 +49,27 @@ async def test_info_tells_what_is_served_and_how(models: dict[str, LoadedModel],
     assert (info.role, info.replica_id, info.dtype) == ("target", "verifier-0", "float32")
     assert (info.vocab_size, info.max_context, info.max_nodes, info.token_budget) == (VOCAB, MAX_CONTEXT, 16, 64)
     assert info.model_fingerprint == models["llama"].fingerprint
+    assert info.base_fingerprint == models["llama"].base_fingerprint
+    assert (info.num_layers, info.hidden_size) == (models["llama"].num_layers, models["llama"].hidden_size)
     assert info.load.kv_free == info.load.kv_total == 2016, "whole blocks"
     assert info.config.keys() == set(TargetConfig.__dataclass_fields__)
     assert info.step_times is None
+
+
+async def test_hidden_states_come_with_the_verification_where_they_were_asked_for(
+    models: dict[str, LoadedModel], make_engine: MakeEngine
+) -> None:
+    async with serving(models["llama"], make_engine()) as served:
+        plain, reader = served.client("plain"), served.client("reader")
+        reader.feature_bytes = row_bytes(2, models["llama"].hidden_size)
+        opening = replace(reader.opening(), feature_layers=(0, 2))
+        tree = guesses([*prompt(9), *generate(make_engine(), prompt(9), 3)], 2, 1, VOCAB)(prompt(9))
+        assert (await plain.ask(0, prompt(9), tree, open=plain.opening())).features is None
+        first = await reader.ask(0, prompt(9), tree, open=opening)
+        assert first.features is not None
+        assert (first.features.rows.offset, first.features.rows.rows, first.features.context_rows) == (0, 11, 8)
+        unknown = await reader.ask(0, prompt(9), open=replace(opening, feature_layers=(99,)))
+        assert refused(unknown).field == "open.feature_layers"
 
 
 async def test_what_was_tuned_is_told_as_it_is_now(models: dict[str, LoadedModel], make_engine: MakeEngine) -> None:
@@ -178,14 +197,14 @@ class Gate:
         self.open = threading.Event()
         self.open.set()
         self.forwards = 0
-        forward = engine._runner.forward
+        compute = engine._runner.compute
 
-        def gated(segments: Any) -> Any:
+        def gated(segments: Any, layers: Any = ()) -> Any:
             self.forwards += 1
             assert self.open.wait(20), "the test opens the gate"
-            return forward(segments)
+            return compute(segments, layers)
 
-        monkeypatch.setattr(engine._runner, "forward", gated)
+        monkeypatch.setattr(engine._runner, "compute", gated)
 
 
 @pytest.mark.scenario("B83", "B86", "B90")
@@ -234,15 +253,15 @@ async def test_health_tells_of_a_model_that_always_raises_and_of_its_recovery(
 ) -> None:
     """The process lives, but traffic must go elsewhere; a tiny forward tells when it may come back."""
     engine = make_engine()
-    forward = engine._runner.forward
+    compute = engine._runner.compute
     broken = True
 
-    def flaky(segments: Any) -> Any:
+    def flaky(segments: Any, layers: Any = ()) -> Any:
         if broken:
             raise RuntimeError("the device fell off")
-        return forward(segments)
+        return compute(segments, layers)
 
-    monkeypatch.setattr(engine._runner, "forward", flaky)
+    monkeypatch.setattr(engine._runner, "compute", flaky)
     async with serving(models["llama"], engine) as served:
         await until_health(served.port, SERVING)
         client = served.client()

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from specdec.core.acceptance import check_verification
+from specdec.core.draft import Draft
 from specdec.core.errors import SpecdecError
 from specdec.core.laws import draw
 from specdec.core.randomness import Purpose, uniforms
@@ -81,7 +83,23 @@ def test_form_pq_sends_p_tail_and_an_outside_sample_of_each_node(logits: np.ndar
         assert out.drawn[node] == z
 
 
-@pytest.mark.parametrize("form", [VerifyForm.Y, VerifyForm.PQ])
+@pytest.mark.parametrize("params", PARAMS)
+def test_form_typical_sends_y_the_childrens_p_and_every_nodes_entropy(
+    logits: np.ndarray, params: SamplingParams
+) -> None:
+    """Of the laws after all transforms; y and p are those of form Y, bit for bit."""
+    plain = verified(logits, params, VerifyRequest(0, 0, CONTEXT, TREE, want_child_p=True))
+    out = verified(logits, params, VerifyRequest(0, 0, CONTEXT, TREE, VerifyForm.TYPICAL))
+    assert out.child_p is not None and out.entropies is not None and plain.child_p is not None
+    assert out.drawn.tobytes() == plain.drawn.tobytes()
+    np.testing.assert_allclose(out.child_p, plain.child_p, rtol=1e-6)
+    expected = [-sum(x * np.log(x) for x in law if x > 0) for law in laws(logits, params)]
+    np.testing.assert_allclose(out.entropies, expected, rtol=1e-5, atol=1e-7)
+    assert plain.entropies is None and out.entropies.dtype == np.float32
+    check_verification(Draft(TREE), out, VerifyForm.TYPICAL, V)
+
+
+@pytest.mark.parametrize("form", [VerifyForm.Y, VerifyForm.PQ, VerifyForm.TYPICAL])
 @pytest.mark.parametrize("top", [0, 3])
 def test_raw_logprobs_come_with_everything_that_may_be_emitted(logits: np.ndarray, form: VerifyForm, top: int) -> None:
     supports = tuple(np.array(s, dtype=np.uint32) for s in ([7, 8], [9], [7])) if form is VerifyForm.PQ else ()

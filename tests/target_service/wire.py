@@ -32,11 +32,13 @@ from tests.target_service.driver import GREEDY, Drafter, ids, walk
 
 
 class Client:
-    """One stream, one session. `ask` sends one message and waits for its reply."""
+    """One stream, one session. `ask` sends one message and waits for its reply. feature_bytes: of a row of the hidden
+    states that the session's opening asks for."""
 
     def __init__(self, stub: Any, session_id: str, vocab_size: int) -> None:
         self.session_id = session_id
         self.call = stub.Verify()
+        self.feature_bytes = 0
         self._vocab_size = vocab_size
         self._cycle = 0
 
@@ -58,7 +60,9 @@ class Client:
         request = self.request(offset, token_ids, tree, **fields)
         await self.send(request)
         message = await self.call.read()
-        return decode_verify_reply(message, request, vocab_size=self._vocab_size, logprobs=None)
+        return decode_verify_reply(
+            message, request, vocab_size=self._vocab_size, logprobs=None, feature_bytes=self.feature_bytes
+        )
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -52,8 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", type=int, default=3, help="runs of each kind per prompt")
     # The promise that speculation changes no output is for float32: in bfloat16 a near tie may fall either way.
     parser.set_defaults(
-        drafters=1, verifiers=1, store="memory://", dtype="float32", device=None, threads=None, port=0, metrics_port=0
-    )
+        drafters=1, verifiers=1, store="memory://", dtype="float32", device=None, threads=None, port=0, metrics_port=0,
+        draft_dtype=None, head_ids=None, tli=False,
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -112,10 +112,9 @@ async def _measure(console: Console, client: Client, pairs: int) -> list[Compari
 
 
 def _setting(spec: ClusterSpec) -> str:
-    model = spec.draft_model
-    layers = f", first {model.num_layers} layers" if model is not None and model.num_layers is not None else ""
-    draft = "n-gram" if model is None else f"{Path(model.folder).name}{layers}:"
-    return f"{draft} drafts, {spec.dtype}. tokens/s: medians of whole requests, prompt included."
+    layers = f" (first {spec.draft.num_layers} layers)" if spec.draft.num_layers is not None else ""
+    draft = f"Drafts by {', '.join(spec.draft.names)}{layers}"
+    return f"{draft}; target in {spec.dtype}. tokens/s: medians of whole requests, prompt included."
 
 
 def _check(console: Console, comparisons: Sequence[Comparison]) -> None:

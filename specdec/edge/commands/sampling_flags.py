@@ -22,7 +22,7 @@ _NUMBERS: tuple[tuple[str, type, str], ...] = (
 )
 _NAMES = (
     ("drafter", "who drafts, by name; unset: auto"),
-    ("verification", "rule: rejection, coupled; unset: by the rule of the seed"),
+    ("verification", "rule: block, traversal, rejection, coupled, typical (lossy); unset: by the rule of the seed"),
 )
 _REPEATED: tuple[tuple[str, type, str], ...] = (
     ("stop", str, "text that ends the turn; may be given again"),

@@ -13,21 +13,25 @@ from pathlib import Path
 from rich.console import Console
 
 from specdec.core.errors import ConfigError
-from specdec.edge.cluster import Cluster, ClusterSpec, DraftModel
+from specdec.edge.cluster import Cluster, ClusterSpec
 from specdec.edge.config import redact
+from specdec.edge.draft_entries import HELP as HELP_OF_DRAFT
+from specdec.edge.draft_entries import draft_entries
 from specdec.edge.foreground import run_foreground
 from specdec.edge.model_folder import model_folder
 
+DTYPES = ("float32", "bfloat16", "int8")
 HELP = "a whole cluster on this machine, in the foreground"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default="smollm2", help="model folder, hub name, .gguf file, or smollm2 (default)")
+    parser.add_argument("--draft", default="ngram", help=HELP_OF_DRAFT)
     parser.add_argument(
-        "--draft",
-        default="ngram",
-        help="ngram (default); lm:MODEL, a smaller model with the same tokenizer; first:N, the target's first N "
-        "layers with its own head; none. n-gram drafts are served beside a draft model too",
+        "--head-ids", help="ids that lm and self can draft: first:N, a file of ids, all; unset: the draft folder's own"
+    )
+    parser.add_argument(
+        "--tli", action="store_true", help="lm may have another tokenizer: it drafts the tokens that both have"
     )
     parser.add_argument("--drafters", type=int, default=1, help="drafter processes")
     parser.add_argument("--verifiers", type=int, default=1, help="verifier processes")
@@ -35,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--store", default="memory://", help="sessions: memory://, redis://, rediss://, redis+sentinel://, "
         "redis+cluster://"
     )  # fmt: skip
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "int8"))
+    parser.add_argument("--dtype", default="float32", choices=DTYPES)
+    parser.add_argument(
+        "--draft-dtype", choices=DTYPES, help="of draft models, whose rounding changes no output; unset: int8 on CPU"
+    )
     parser.add_argument("--device", help="cpu, cuda, cuda:1; unset: the services' own default")
     parser.add_argument("--threads", type=int, help="of each model on CPU; unset: one per core that it may use")
     parser.add_argument("--port", type=int, default=50050, help="coordinator's gRPC port; 0: any free one")
@@ -75,29 +82,25 @@ async def cluster_spec(arguments: argparse.Namespace) -> ClusterSpec:
     if arguments.threads is not None and arguments.threads < 1:
         raise ConfigError("threads", arguments.threads, "must be at least 1")
     target = await model_folder(arguments.target)
+    draft = await draft_entries(arguments.draft, target)
+    for name, value, who in (("head_ids", arguments.head_ids, {"lm", "self"}), ("tli", arguments.tli, {"lm"})):
+        if value and not who & set(draft.names):
+            raise ConfigError(name, value, f"is for drafts by {' or '.join(sorted(who))}: see --draft")
     return ClusterSpec(
         target=target,
-        draft_model=await _draft_model(arguments.draft, target),
+        draft=draft,
         drafters=0 if arguments.draft == "none" else arguments.drafters,
         verifiers=arguments.verifiers,
         store=arguments.store,
         dtype=arguments.dtype,
+        draft_dtype=arguments.draft_dtype,
+        head_ids=arguments.head_ids,
+        tli=arguments.tli,
         device=arguments.device,
         threads=arguments.threads,
         port=arguments.port,
         metrics_port=arguments.metrics_port,
     )
-
-
-async def _draft_model(draft: str, target: str) -> DraftModel | None:
-    kind, _, spec = draft.partition(":")
-    if draft in ("ngram", "none"):
-        return None
-    if kind == "lm" and spec:
-        return DraftModel(await model_folder(spec))
-    if kind == "first" and spec.isdigit() and int(spec) > 0:
-        return DraftModel(target, int(spec))
-    raise ConfigError("draft", draft, "give ngram, lm:MODEL, first:N (layers) or none")
 
 
 def log_folder(asked: Path | None, stack: ExitStack) -> Path:

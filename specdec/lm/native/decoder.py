@@ -65,8 +65,9 @@ class NativeNetwork:
         self._inv_freq: NDArray[np.float32] = rotary.inv_freq.float().numpy().copy()
         self._rope_scale = np.float32(rotary.attention_scaling)
         self._window = next(iter(_windows(model)), None)
-        self._vocab = config.vocab_size
-        tied = model.lm_head.weight is model.model.embed_tokens.weight
+        self._vocab = len(model.lm_head.weight)  # rows of the head: fewer than ids where it was cut
+        table = _embedding(model)
+        self._embeds, tied = table is not None, table is model.lm_head.weight
         self._arena = Arena(_packed_bytes(model, dtype, tied))
         layers = (structs.Layer * len(model.model.layers))()
         self.model = structs.Model(
@@ -82,7 +83,7 @@ class NativeNetwork:
             scale=attention.scaling,
             layer=ctypes.addressof(layers),
             norm_final=self._vector(model.model.norm.weight),
-            embedding=None if tied and dtype != "int8" else self._table(model.model.embed_tokens.weight),
+            embedding=None if table is None or (tied and dtype != "int8") else self._table(table),
         )
         for to, layer, window in zip(layers, model.model.layers, windows(model), strict=True):
             self._fill(to, layer)
@@ -96,16 +97,20 @@ class NativeNetwork:
     def new_storage(self, num_blocks: int) -> NativeKV:
         return NativeKV(self.model, self.kv_shape, num_blocks)
 
-    def forward(self, batch: RaggedBatch, storage: KVStorage) -> torch.Tensor:
+    def forward(
+        self, batch: RaggedBatch, storage: KVStorage, layers: tuple[int, ...] = ()
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         assert isinstance(storage, NativeKV), "a storage of another network"
+        assert self._embeds or batch.inputs is not None, "a model without an embedding needs inputs"
         rotation = batch.position_ids.astype(np.float32)[:, None] * self._inv_freq
         cos, sin = np.cos(rotation) * self._rope_scale, np.sin(rotation) * self._rope_scale
         logits = torch.empty((len(batch.wanted_rows), round_up(self._vocab, LANES)))
-        with filled(batch, self._workspace, storage, self._window, cos, sin, logits) as arguments:
+        hidden = torch.empty((len(batch.tapped_rows), len(layers), self.model.hidden))
+        with filled(batch, self._workspace, storage, self._window, cos, sin, layers, logits, hidden) as arguments:
             failed = library().specdec_forward(ctypes.addressof(self.model), ctypes.addressof(arguments))
         if failed:
             raise MemoryError("no memory for the work items of a forward")
-        return logits[:, : self._vocab]
+        return logits[:, : self._vocab], hidden
 
     def _fill(self, to: structs.Layer, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -154,8 +159,13 @@ def _packed_bytes(model: Any, dtype: Dtype, tied: bool) -> int:
     size = {"float32": 4, "bfloat16": 2, "int8": 1}[dtype]
     linears = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)]
     total = sum(round_up(len(w), 64) * round_up(w.shape[1], PAIRED) * size + 64 for w in linears)
-    table = model.model.embed_tokens.weight
-    return total + (table.nbytes + 64 if not tied or dtype == "int8" else 0)
+    table = _embedding(model)
+    return total + (table.nbytes + 64 if table is not None and (not tied or dtype == "int8") else 0)
+
+
+def _embedding(model: Any) -> torch.Tensor | None:
+    """None where `embed_tokens` is: a model that is always given its inputs."""
+    return None if model.model.embed_tokens is None else model.model.embed_tokens.weight
 
 
 def _drop(module: torch.nn.Module) -> None:

@@ -54,6 +54,21 @@ static void embed_row(const Model *m, int64_t id, float *x) {
     }
 }
 
+/* The residual stream of a row at its start. */
+static void begin_row(const Model *m, const Batch *b, int64_t row) {
+    float *x = b->x + row * m->hidden;
+    if (b->inputs) memcpy(x, b->inputs + row * m->hidden, (size_t)m->hidden * sizeof(float));
+    else embed_row(m, b->ids[row], x);
+}
+
+/* Rows whose hidden state after `layer` layers is wanted. */
+static int64_t tapped_after(const Batch *b, int64_t layer) { return b->tap[layer] < 0 ? 0 : b->tapped; }
+
+static void tap_row(const Model *m, const Batch *b, int64_t layer, int64_t i) {
+    const float *x = b->x + b->tapped_rows[i] * m->hidden;
+    memcpy(b->hidden + (i * b->taps + b->tap[layer]) * m->hidden, x, (size_t)m->hidden * sizeof(float));
+}
+
 static void rotate(float *x, const float *cos, const float *sin, int64_t dim) {
     int64_t half = dim / 2;
     for (int64_t i = 0; i < half; i++) {
@@ -96,7 +111,10 @@ static Item *items_of(const Model *m, const Batch *b, int64_t *count) {
 
 static void layer_forward(const Model *m, const Batch *b, int64_t layer, const Item *items, int64_t num_items, Member *me) {
     const Layer *l = m->layer + layer;
-    EACH(row, b->rows) norm_row(m, b->x + row * m->hidden, l->norm_attention, b->a, row, l->qkv.k);
+    EACH(i, b->rows + tapped_after(b, layer)) {
+        if (i < b->rows) norm_row(m, b->x + i * m->hidden, l->norm_attention, b->a, i, l->qkv.k);
+        else tap_row(m, b, layer, i - b->rows);
+    }
     meet(me);
     gemm(m, &l->qkv, b->a, b->rows, &(Target){STORE, b->qkv, 0, l->qkv.n}, me);
     EACH(row, b->rows) place_row(m, b, layer, row);
@@ -112,10 +130,13 @@ static void layer_forward(const Model *m, const Batch *b, int64_t layer, const I
 enum { LAYER_PHASES = 8, OTHER_PHASES = 3 };
 
 static void run(const Model *m, const Batch *b, const Item *items, int64_t num_items, Member *me) {
-    EACH(row, b->rows) embed_row(m, b->ids[row], b->x + row * m->hidden);
+    EACH(row, b->rows) begin_row(m, b, row);
     meet(me);
     for (int64_t layer = 0; layer < m->layers; layer++) layer_forward(m, b, layer, items, num_items, me);
-    EACH(i, b->wanted) norm_row(m, b->x + b->wanted_rows[i] * m->hidden, m->norm_final, b->a, i, m->head.k);
+    EACH(i, b->wanted + tapped_after(b, m->layers)) {
+        if (i < b->wanted) norm_row(m, b->x + b->wanted_rows[i] * m->hidden, m->norm_final, b->a, i, m->head.k);
+        else tap_row(m, b, m->layers, i - b->wanted);
+    }
     meet(me);
     gemm(m, &m->head, b->a, b->wanted, &(Target){STORE, b->logits, 0, m->head.n}, me);
 #ifdef __AMX_BF16__

@@ -28,7 +28,7 @@ typedef struct {
     const Layer *layer;
     const float *norm_final;
     Linear head;
-    const void *embedding;  /* f32 or bf16 [vocab, hidden]; NULL: the head's own weights */
+    const void *embedding;  /* f32 or bf16 [vocab, hidden]; NULL: the head's own weights, or none are needed */
 } Model;
 
 typedef struct {
@@ -44,10 +44,14 @@ typedef struct {
 typedef struct {
     int64_t rows, segments, wanted;
     const int64_t *ids, *kv_rows, *wanted_rows;  /* [rows], [rows], [wanted] */
+    const float *inputs;                         /* [rows, hidden]; NULL: the embeddings of the ids */
+    int64_t tapped, taps;                        /* rows, and layers of which each gives its hidden state */
+    const int64_t *tapped_rows, *tap;            /* [tapped]; [layers + 1], the place of the state after l layers, or -1 */
     const float *cos, *sin;                      /* [rows, head_dim / 2] */
     const Segment *segment;
     void *kv;
     float *logits;            /* [wanted, vocab rounded up to 16] */
+    float *hidden;            /* [tapped, taps, hidden] */
     float *x, *qkv;           /* [rows, hidden], [rows, n of qkv] */
     void *a, *mixed, *inner;  /* inputs of linears, rows padded to 16: [hidden], [heads * head_dim], [inner], each to 32 */
     void *scratch;            /* per thread, `scratch_bytes` each */

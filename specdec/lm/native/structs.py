@@ -45,7 +45,10 @@ class Segment(ctypes.Structure):
 class Batch(ctypes.Structure):
     _fields_ = (
         *((name, Int) for name in ("rows", "segments", "wanted")),
-        *((name, Pointer) for name in ("ids", "kv_rows", "wanted_rows", "cos", "sin", "segment", "kv", "logits")),
+        *((name, Pointer) for name in ("ids", "kv_rows", "wanted_rows", "inputs")),
+        *((name, Int) for name in ("tapped", "taps")),
+        *((name, Pointer) for name in ("tapped_rows", "tap")),
+        *((name, Pointer) for name in ("cos", "sin", "segment", "kv", "logits", "hidden")),
         *((name, Pointer) for name in ("x", "qkv", "a", "mixed", "inner", "scratch")),
         ("scratch_bytes", Int),
         ("threads", Int),

@@ -1,0 +1,85 @@
+"""Speculation over a longer line to the drafter, and under load: `--rtt` and `--sessions`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.report import Row
+from benchmarks.speculation_beds import Prepared
+from benchmarks.speculation_contest import Contest, say
+from benchmarks.speculation_lineup import AUTO, PLAIN, Entrant, our_entry
+from benchmarks.subjects.lineup import OURS, started
+
+ROUND_TRIPS = (0.0, 0.001, 0.005, 0.02, 0.05)
+GRID = (1, 2, 3, 4, 6, 8, 12)
+QUICK_GRID = (2, 4)
+PLANNER = "k by the planner"
+
+
+def round_trips(
+    prepared: Prepared, drafter: str, rounds: int, logs: Path, grid: Sequence[int] = GRID,
+    trips: Sequence[float] = ROUND_TRIPS,
+) -> list[Row]:  # fmt: skip
+    """One drafter behind each round trip: the planner's k beside every fixed k and beside target-only."""
+    fields = {"drafter": drafter} if drafter else {}
+
+    def entrants(trip: float) -> list[Entrant]:
+        line = {"round_trip": trip}
+        return [
+            Entrant(named(PLAIN, trip), OURS, {**line, "num_draft_tokens": 0}),
+            Entrant(named(PLANNER, trip), OURS, {**line, **fields}),
+            *(Entrant(named(f"k = {k}", trip), OURS, {**line, **fields, "num_draft_tokens": k}) for k in grid),
+        ]
+
+    with started([our_entry(prepared, logs)], logs) as subjects:
+        contest = Contest([one for trip in trips for one in entrants(trip)], subjects)
+        _run(contest, prepared, rounds)
+    return rows_of_round_trips(contest, [question.name for question in prepared.bed.questions], grid, trips)
+
+
+def rows_of_round_trips(
+    contest: Contest, names: Sequence[str], grid: Sequence[int], trips: Sequence[float]
+) -> list[Row]:
+    rows = []
+    for trip in trips:
+        measure = f"round trip {1e3 * trip:g} ms"
+        rates = {
+            subject: contest.rate(named(subject, trip), names) or 0.0
+            for subject in (PLAIN, PLANNER, *(f"k = {k}" for k in grid))
+        }
+        best = max((f"k = {k}" for k in grid), key=lambda subject: rates[subject])
+        rows += [Row(measure, one, rate, "tokens/s", PLAIN, rates[PLAIN]) for one, rate in rates.items()]
+        least = max(best, PLAIN, key=lambda subject: rates[subject])
+        rows.append(Row(measure, PLANNER, rates[PLANNER], "tokens/s", f"best fixed: {least}", rates[least]))
+    return rows
+
+
+def sessions(prepared: Prepared, counts: Sequence[int], rounds: int, logs: Path) -> list[Row]:
+    """Several sessions at once: `auto` beside target-only, tokens a second of all together."""
+    rows = []
+    prompts = prepared.prompts
+    with started([our_entry(prepared, logs)], logs) as subjects:
+        contest = Contest([Entrant(PLAIN, OURS, {"num_draft_tokens": 0}), Entrant(AUTO, OURS)], subjects)
+        contest.warm_up(prompts)
+        for count in counts:
+            together = [prompts[i % len(prompts)] for i in range(count)]
+            for number in range(rounds):
+                contest.round(f"{count}", together, prepared.bed.new_tokens)
+                say(f"{count} sessions: round {number + 1} of {rounds}")
+            plain, auto = contest.rate(PLAIN, [f"{count}"]), contest.rate(AUTO, [f"{count}"])
+            assert plain is not None and auto is not None, "ours answers or fails"
+            rows.append(Row(f"{count} sessions at once", AUTO, auto, "tokens/s", PLAIN, plain))
+    return rows
+
+
+def _run(contest: Contest, prepared: Prepared, rounds: int) -> None:
+    contest.warm_up(prepared.prompts)
+    for number in range(rounds):
+        for question, prompt in zip(prepared.bed.questions, prepared.prompts, strict=True):
+            contest.round(question.name, [prompt], prepared.bed.new_tokens)
+        say(f"round {number + 1} of {rounds}")
+
+
+def named(subject: str, trip: float) -> str:
+    return f"{subject}, {1e3 * trip:g} ms"

@@ -1,0 +1,141 @@
+"""The draft sources of one session: the coordinator's own n-gram, which costs nothing, and every drafter that ready
+replicas of the pool serve, each over a stream of its own that opens when it is first asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coordinator.context import Context
+from coordinator.drafting import OWN, Drafted, Drafting
+from coordinator.features import SessionFeatures
+from coordinator.pool import Pool
+from specdec.core import ngram
+from specdec.core.draft import NO_DRAFT, Draft
+from specdec.core.source_record import Offer
+from specdec.core.tree import DraftTree
+from specdec.edge.messages import ReplicaInfo
+
+# How well a copied text goes on depends on how much of it was seen to repeat: each is learned by itself.
+MATCHES = ((8, "long"), (4, "middle"), (0, "short"))
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A cycle's choice. source: the planner's name for it; drafter: who is asked; k: draft tokens, 0: nobody is; tree:
+    they are nodes; local: the draft is the coordinator's own; stream: whose it is otherwise, None: that of no drafter
+    in particular."""
+
+    source: str = ""
+    drafter: str = ""
+    k: int = 0
+    tree: bool = False
+    local: bool = False
+    stream: str | None = None
+
+
+NOBODY = Ask()
+
+
+class Sources:
+    """named: the only drafter that the request allows, None: any. open: the draft side towards one drafter, by its
+    name, None: whichever the replicas put first.
+
+    What is offered depends on the committed tokens, on who is ready and on nothing that was drawn (algorithms.md,
+    section 9); the n-gram's own proposal is a function of the committed tokens."""
+
+    def __init__(
+        self, pool: Pool, named: str | None, open: Callable[[str | None], Drafting], features: SessionFeatures
+    ) -> None:
+        self._pool = pool
+        self._features = features
+        self._named = named
+        self._open = open
+        self._streams: dict[str | None, Drafting] = {}
+        self._lookup = ngram.NO_MATCH
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(drafting.bytes_sent for drafting in self._streams.values())
+
+    @property
+    def bytes_received(self) -> int:
+        return sum(drafting.bytes_received for drafting in self._streams.values())
+
+    def drop(self) -> None:
+        """Lets go of every stream."""
+        for drafting in self._streams.values():
+            drafting.drop()
+
+    def fixed(self, k: int) -> Ask:
+        """A cycle whose k is given leaves nothing to plan: the drafter that was named, else the first."""
+        if not k:
+            return NOBODY
+        name = self._stream(self._named).drafter
+        return Ask(name, name, k, tree=self._is_tree(name), stream=self._named)
+
+    def offers(self, context: Context, most: int) -> list[Offer]:
+        """Who can be asked for at most `most` draft tokens after `context`."""
+        if self._named is not None:
+            if self._is_blind(self._named, self._served().get(self._named, [])):
+                return []
+            return [Offer(self._named, most, self._is_tree(self._named))]
+        self._lookup = ngram.lookup(context.ids, most)
+        served = [(name, infos) for name, infos in self._served().items() if not self._is_blind(name, infos)]
+        return [*self._own(most), *(_offer(name, infos, len(context), most) for name, infos in served)]
+
+    def ask(self, offer: Offer | None, k: int) -> Ask:
+        """What `planner.choose` made of the offers."""
+        if offer is None or not k:
+            return NOBODY
+        local = bool(offer.matched)
+        return Ask(offer.source, OWN if local else offer.source, k, offer.tree, local, None if local else offer.source)
+
+    async def draft(
+        self, ask: Ask, context: Context, cycle: int, traceparent: str, tasks: asyncio.TaskGroup
+    ) -> Drafted:
+        """Never raises for a drafter's fault: another draft stands in."""
+        if not ask.k:
+            return Drafted(NO_DRAFT, 0.0)
+        if not ask.local:
+            return await self._stream(ask.stream).draft(context, cycle, ask.k, traceparent, tasks)
+        own = Draft(DraftTree.chain(self._lookup.ids[: ask.k]), drafter=OWN, score=self._lookup.score(ask.k))
+        return Drafted(own, 0.0, None if self._pool.ready() else "no_drafter")
+
+    def _is_blind(self, name: str, infos: list[ReplicaInfo]) -> bool:
+        """Whether it reads hidden states, of which none have come yet: a draft of nothing would be held against it."""
+        reads = any(info.drafter_info(name).feature_layers for info in infos)
+        return reads and not self._features.rows.rows
+
+    def _own(self, most: int) -> list[Offer]:
+        matched = self._lookup.matched
+        if not matched:
+            return []
+        length = next(name for least, name in MATCHES if matched >= least)
+        return [Offer(f"{OWN}:{length}", most, matched=matched)]
+
+    def _served(self) -> dict[str, list[ReplicaInfo]]:
+        """Replicas by the drafters that they serve, the operator's order kept. A replica's n-gram knows no more than
+        one's own."""
+        served: dict[str, list[ReplicaInfo]] = {}
+        for replica in self._pool.ready():
+            for name in replica.info.drafters:
+                if name != OWN:
+                    served.setdefault(name, []).append(replica.info)
+        return served
+
+    def _stream(self, name: str | None) -> Drafting:
+        if name not in self._streams:
+            self._streams[name] = self._open(name)
+        return self._streams[name]
+
+    def _is_tree(self, name: str) -> bool:
+        return any(infos[0].drafter_info(name).tree for served, infos in self._served().items() if served == name)
+
+
+def _offer(name: str, infos: list[ReplicaInfo], length: int, most: int) -> Offer:
+    """Bounded by the widest window and the largest answer that any replica has."""
+    nodes = max(info.max_nodes for info in infos)
+    window = max(info.max_context or length + most for info in infos)
+    return Offer(name, max(0, min(most, nodes, window - length)), infos[0].drafter_info(name).tree)
