@@ -17,6 +17,8 @@ from specdec.core.source_record import Offer
 from specdec.core.tree import DraftTree
 from specdec.edge.messages import ReplicaInfo
 
+# They look up too: where the own n-gram finds nothing they seldom do, and count as another source.
+LOOKUPS = ("suffix",)
 # How well a copied text goes on depends on how much of it was seen to repeat: each is learned by itself.
 MATCHES = ((8, "long"), (4, "middle"), (0, "short"))
 
@@ -83,14 +85,15 @@ class Sources:
             return [Offer(self._named, most, self._is_tree(self._named))]
         self._lookup = ngram.lookup(context.ids, most)
         served = [(name, infos) for name, infos in self._served().items() if not self._is_blind(name, infos)]
-        return [*self._own(most), *(_offer(name, infos, len(context), most) for name, infos in served)]
+        return [*self._own(most), *(self._offer(name, infos, len(context), most) for name, infos in served)]
 
     def ask(self, offer: Offer | None, k: int) -> Ask:
         """What `planner.choose` made of the offers."""
         if offer is None or not k:
             return NOBODY
         local = bool(offer.matched)
-        return Ask(offer.source, OWN if local else offer.source, k, offer.tree, local, None if local else offer.source)
+        drafter = offer.source.partition(":")[0]
+        return Ask(offer.source, drafter, k, offer.tree, local, None if local else drafter)
 
     async def draft(
         self, ask: Ask, context: Context, cycle: int, traceparent: str, tasks: asyncio.TaskGroup
@@ -115,6 +118,13 @@ class Sources:
         length = next(name for least, name in MATCHES if matched >= least)
         return [Offer(f"{OWN}:{length}", most, matched=matched)]
 
+    def _offer(self, name: str, infos: list[ReplicaInfo], length: int, most: int) -> Offer:
+        """Bounded by the widest window and the largest answer that any replica has."""
+        nodes = max(info.max_nodes for info in infos)
+        window = max(info.max_context or length + most for info in infos)
+        source = f"{name}:match" if name in LOOKUPS and self._lookup.matched else name
+        return Offer(source, max(0, min(most, nodes, window - length)), infos[0].drafter_info(name).tree)
+
     def _served(self) -> dict[str, list[ReplicaInfo]]:
         """Replicas by the drafters that they serve, the operator's order kept. A replica's n-gram knows no more than
         one's own."""
@@ -132,10 +142,3 @@ class Sources:
 
     def _is_tree(self, name: str) -> bool:
         return any(infos[0].drafter_info(name).tree for served, infos in self._served().items() if served == name)
-
-
-def _offer(name: str, infos: list[ReplicaInfo], length: int, most: int) -> Offer:
-    """Bounded by the widest window and the largest answer that any replica has."""
-    nodes = max(info.max_nodes for info in infos)
-    window = max(info.max_context or length + most for info in infos)
-    return Offer(name, max(0, min(most, nodes, window - length)), infos[0].drafter_info(name).tree)

@@ -79,8 +79,7 @@ class EagleDraft(nn.Module):
         return [self._judged(states, batch, step) for step, states in enumerate(self._passes(batch, steps))]
 
     def settings(self) -> dict[str, Any]:
-        config = decoder_config(self._parts.config).to_dict()
-        return {"feature_layers": list(self._layers), "config": config}
+        return {"feature_layers": list(self._layers)}
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         return self.draft.state_dict()

@@ -70,7 +70,7 @@ class StudentDraft(nn.Module):
         return [judged_rows(states.float(), batch, 0, self._parts)]
 
     def settings(self) -> dict[str, Any]:
-        return {"config": self.config.to_dict()}
+        return {"config": {k: v for k, v in self.config.to_dict().items() if not k.endswith("name_or_path")}}
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         named = {f"model.layers.{name}": weight for name, weight in self.layers.state_dict().items()}

@@ -194,4 +194,14 @@ def _facts(arguments: argparse.Namespace, setting: Setting, trainer: Trainer) ->
 
 
 def _command() -> str:
-    return shlex.join(["specdec", "train", *sys.argv[1:]])
+    """As it was given, without the folders of the machine it ran on."""
+    words = iter(sys.argv[1:])
+    kept = [Path(word).name if word.startswith("/") else word for word in words if not _is_place(word, words)]
+    return shlex.join(["specdec", "train", *kept])
+
+
+def _is_place(word: str, words: Iterator[str]) -> bool:
+    """Whether it says where something is kept meanwhile; its argument is taken from `words` too."""
+    if word == "--run-folder":
+        next(words, "")
+    return word.split("=")[0] == "--run-folder"

@@ -17,6 +17,7 @@ FIRST_PROBE, LAST_PROBE = 8, 256  # cycles without the source before a probe, at
 HANDED_ON = 12.0  # observations that a session leaves to the next
 LONG = 100  # asks, over several sessions, whose mean that is
 TRIALS = 24  # asks before a source is taken to be known
+EMPTY = 3  # asks that an empty draft counts for: it leaves less doubt than a wrong one
 MOST_DOUBT = 8  # a probe's wait doubles with each one in a row, up to so many times the first
 SETTLED = 8  # cycles in a row with the source after which probing starts afresh
 OUTLIER = 4.0  # an observed time counts at most as this many predicted ones
@@ -167,7 +168,7 @@ def learned(record: SourceRecord, cycle: CycleOutcome, number: int) -> SourceRec
         run=run,
         promising=0 < cycle.depth == cycle.accepted,
         doubt=doubt,
-        asks=record.asks + 1,
+        asks=record.asks + (1 if cycle.depth else EMPTY),
         paid=cycle.paid,
     )
 

@@ -94,6 +94,7 @@ def write_draft_folder(
         else:
             stored[name] = tensor.detach().cpu().to(torch.bfloat16).contiguous().clone()
     save_file(stored, folder / WEIGHTS)
+    (folder / WEIGHTS).chmod(0o644)  # whatever the library thinks: services run as other users than trainers
     (folder / SETTINGS).write_text(json.dumps(dict(settings), indent=2, sort_keys=True) + "\n", encoding="utf-8")
     (folder / CARD).write_text(card, encoding="utf-8")
 
