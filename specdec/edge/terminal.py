@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.table import Table
@@ -66,8 +66,10 @@ def statistics(complete: Complete) -> Table:
         ("accepted per position", " ".join(map(str, stats.accepted_per_position)) or "-"),
         ("exact alpha", _mean(stats.exact_alpha_sum, stats.exact_alpha_count)),
         ("draft / verify / commit", _phases(stats.draft_seconds, stats.verify_seconds, stats.commit_seconds)),
+        ("cycles per drafter", _counts(stats.cycles_per_drafter)),
+        ("output", "lossy: typical acceptance, not the target's law" if stats.lossy else "the target's law"),
         ("bytes per cycle, sent / received", f"{stats.bytes_sent / cycles:.0f} / {stats.bytes_received / cycles:.0f}"),
-        ("fallbacks", ", ".join(f"{cause} {n}" for cause, n in sorted(stats.fallbacks.items())) or "none"),
+        ("fallbacks", _counts(stats.fallbacks) or "none"),
     ]
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in rows:
@@ -96,6 +98,10 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     for name, cells in rows.items():
         table.add_row(name, *cells, style="bold" if name == "ratio" else "")
     return table
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name or 'no draft'} {n}" for name, n in sorted(counts.items()))
 
 
 def _rate(tokens: int, seconds: float) -> str:

@@ -60,6 +60,13 @@ def test_statistics_divide_by_what_was_counted() -> None:
         assert shown in text
 
 
+def test_statistics_say_whose_drafts_were_judged_and_whether_the_output_is_the_targets() -> None:
+    exact, lossy = (complete(cycles_per_drafter={"eagle": 3, "": 2}, lossy=lossy).complete for lossy in (False, True))
+    assert cells(rendered(statistics(exact)), "cycles per drafter") == ["no draft 2, eagle 3"]
+    assert "lossy" not in rendered(statistics(exact))
+    assert "lossy" in rendered(statistics(lossy))
+
+
 def test_statistics_of_nothing_are_dashes_and_not_a_division_by_zero() -> None:
     text = rendered(statistics(complete().complete))
     assert "-" in text and "nan" not in text
