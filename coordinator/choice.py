@@ -118,14 +118,19 @@ class Choice:
         vocab_size = wiring.codec.vocab_size
         if record.turn.lossy:
             wiring.metrics.lossy_turns.add()
+        fixed_k = config.num_draft_tokens if record.turn.num_draft_tokens is None else record.turn.num_draft_tokens
+        begun = wiring.experience.of(record.turn)
+        features = SessionFeatures(wiring.drafters, record.turn.drafter)
+        if fixed_k is None:
+            features.wanted = wiring.experience.wants_features(begun, features.readers(), len(record.token_ids))
+        else:
+            features.wanted = fixed_k > 0
         first = OpenSession(record.session_id, record.turn.params, record.turn.seed, record.turn_start)
         draft_limits = DraftLimits(config.draft_timeout, config.support, vocab_size)
-        features = SessionFeatures(wiring.drafters, record.turn.drafter, drafting=record.turn.num_draft_tokens != 0)
         open_drafting = partial(Drafting, wiring.drafters, record.turn, first, draft_limits, features)
         sources = Sources(wiring.drafters, record.turn.drafter, open_drafting, features)
         verify_limits = VerifyLimits(config.verify_timeout, config.failover_timeout, vocab_size)
         verifying = Verifying(wiring.targets, record.turn, first, record.fingerprint, verify_limits, features)
-        fixed_k, begun = record.turn.num_draft_tokens, wiring.experience.of(record.turn)
         generation = Generation(
             record,
             self._output,
@@ -137,7 +142,7 @@ class Choice:
             wiring.telemetry,
             wiring.metrics,
             trace=self._trace,
-            fixed_k=config.num_draft_tokens if fixed_k is None else fixed_k,
+            fixed_k=fixed_k,
             max_k=self._max_k,
             heartbeat=config.session_lease / HEARTBEATS_PER_LEASE,
             planner=begun,

@@ -2,52 +2,78 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from coordinator.compatibility import misfit
 from coordinator.pool import Pool
 from specdec.core.features import FEATURE_WINDOW, NO_FEATURES, FeatureRows, VerifiedFeatures
 from specdec.core.verification import VerifyForm
-from specdec.edge.messages import ReplicaInfo
+from specdec.edge.messages import DrafterInfo, ReplicaInfo
 
 KEPT_ROWS = 2 * FEATURE_WINDOW  # for a drafter that is not asked in every cycle
 
 
 class SessionFeatures:
-    """drafter: the only one that the session may use, None: any of `pool`; drafting: whether it drafts at all.
+    """drafter: the only one that the session may use, None: any of `pool`. wanted: whether any are asked for."""
 
-    rows: of the positions before the context's last one, as far back as they are kept."""
-
-    def __init__(self, pool: Pool, drafter: str | None, *, drafting: bool) -> None:
-        self.rows = NO_FEATURES
+    def __init__(self, pool: Pool, drafter: str | None, *, wanted: bool = True) -> None:
+        self._pieces = deque[FeatureRows]()  # that follow on each other, as they came
         self._pool = pool
         self._drafter = drafter
-        self._drafting = drafting
+        self.wanted = wanted
         self._layers: tuple[int, ...] = ()
 
     def layers_for(self, target: ReplicaInfo) -> tuple[int, ...]:
         """Layers of `target` to ask for: what any drafter at hand reads, ascending. They only ever grow, for a drafter
         that is away may come back, and every change costs a window."""
-        if not self._drafting:
+        if not self.wanted:
             return ()
-        wanted = set(self._layers)
+        read = [reader.feature_layers for reader in self.readers() if misfit(reader, target) is None]
+        self._layers = tuple(sorted(set(self._layers).union(*read)))
+        return self._layers
+
+    def readers(self) -> list[DrafterInfo]:
+        """Drafters at hand that read hidden states."""
+        found = []
         for replica in self._pool.ready(drafter=self._drafter):
             names = replica.info.drafters if self._drafter is None else (self._drafter,)
-            for drafter in map(replica.info.drafter_info, names):
-                if drafter.feature_layers and misfit(drafter, target) is None:
-                    wanted.update(drafter.feature_layers)
-        self._layers = tuple(sorted(wanted))
-        return self._layers
+            found += [info for info in map(replica.info.drafter_info, names) if info.feature_layers]
+        return found
 
     def add(self, verified: VerifiedFeatures | None, nodes: Sequence[int], form: VerifyForm) -> None:
         """What came with a verification, once it is known which nodes were accepted (as in `Acceptance`)."""
-        if verified is not None:
-            self.rows = self.rows.joined(verified.accepted(nodes, form)).tail(KEPT_ROWS)
+        if verified is None:
+            return
+        piece, pieces = verified.accepted(nodes, form), self._pieces
+        if pieces and pieces[-1].end == piece.offset and pieces[-1].row_bytes == piece.row_bytes:
+            pieces.append(piece)  # to join all of them in every cycle would copy a quarter of a megabyte
+            while piece.end - pieces[0].end >= KEPT_ROWS:
+                pieces.popleft()
+        else:
+            self._pieces = deque([self.rows.joined(piece).tail(KEPT_ROWS)])
+
+    @property
+    def rows(self) -> FeatureRows:
+        """Of the positions before the context's last one, as far back as they are kept."""
+        return self._since(0).tail(KEPT_ROWS)
+
+    @property
+    def empty(self) -> bool:
+        return not self._pieces
+
+    def _since(self, position: int) -> FeatureRows:
+        wanted = [piece for piece in self._pieces if piece.end > position]
+        if not wanted:
+            return NO_FEATURES
+        whole = FeatureRows(wanted[0].offset, wanted[-1].end - wanted[0].offset, b"".join(p.data for p in wanted))
+        return whole.since(position)
 
     def unsent(self, layers: Sequence[int], position: int | None) -> FeatureRows | None:
         """For a drafter that reads `layers` and has been sent everything before `position`; None: it has nothing, and
         gets the last FEATURE_WINDOW rows. None where there is nothing for it."""
         if not layers or not set(layers) <= set(self._layers):
             return None
-        rows = self.rows.tail(FEATURE_WINDOW) if position is None else self.rows.since(position)
+        end = self._pieces[-1].end if self._pieces else 0
+        rows = self._since(max(0, end - FEATURE_WINDOW) if position is None else position)
         return rows.layers(layers, self._layers) if rows.rows else None

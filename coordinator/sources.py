@@ -79,13 +79,9 @@ class Sources:
 
     def offers(self, context: Context, most: int) -> list[Offer]:
         """Who can be asked for at most `most` draft tokens after `context`."""
-        if self._named is not None:
-            if self._is_blind(self._named, self._served().get(self._named, [])):
-                return []
-            return [Offer(self._named, most, self._is_tree(self._named))]
         self._lookup = ngram.lookup(context.ids, most)
-        served = [(name, infos) for name, infos in self._served().items() if not self._is_blind(name, infos)]
-        return [*self._own(most), *(self._offer(name, infos, len(context), most) for name, infos in served)]
+        own = self._own(most) if self._named in (None, OWN) else []
+        return [*own, *self._others(len(context), most)]
 
     def ask(self, offer: Offer | None, k: int) -> Ask:
         """What `planner.choose` made of the offers."""
@@ -104,12 +100,13 @@ class Sources:
         if not ask.local:
             return await self._stream(ask.stream).draft(context, cycle, ask.k, traceparent, tasks)
         own = Draft(DraftTree.chain(self._lookup.ids[: ask.k]), drafter=OWN, score=self._lookup.score(ask.k))
-        return Drafted(own, 0.0, None if self._pool.ready() else "no_drafter")
+        missing = self._named is None and not self._pool.ready()
+        return Drafted(own, 0.0, "no_drafter" if missing else None)
 
     def _is_blind(self, name: str, infos: list[ReplicaInfo]) -> bool:
         """Whether it reads hidden states, of which none have come yet: a draft of nothing would be held against it."""
         reads = any(info.drafter_info(name).feature_layers for info in infos)
-        return reads and not self._features.rows.rows
+        return reads and self._features.empty
 
     def _own(self, most: int) -> list[Offer]:
         matched = self._lookup.matched
@@ -117,6 +114,15 @@ class Sources:
             return []
         length = next(name for least, name in MATCHES if matched >= least)
         return [Offer(f"{OWN}:{length}", most, matched=matched)]
+
+    def _others(self, length: int, most: int) -> list[Offer]:
+        served = self._served()
+        if self._named is not None:
+            if self._named not in served and self._named != OWN:
+                return [Offer(self._named, most)]  # the cycle falls back, and says why
+            served = {name: infos for name, infos in served.items() if name == self._named}
+        seeing = [(name, infos) for name, infos in served.items() if not self._is_blind(name, infos)]
+        return [self._offer(name, infos, length, most) for name, infos in seeing]
 
     def _offer(self, name: str, infos: list[ReplicaInfo], length: int, most: int) -> Offer:
         """Bounded by the widest window and the largest answer that any replica has."""

@@ -28,6 +28,7 @@ from specdec.core.step_time import UNMEASURED, StepTimeTable
 
 START = 4  # draft tokens while nothing is known of the times; at most, while only the verifier's own table is
 PROBE = 2  # draft tokens of a probe; twice as many nodes of a tree
+FEW_TRIALS = 3  # asks of which a first judgement is made
 SPARE = 0.005  # of the time, that all probes together may lose
 HEAD_START = 2.0  # steps that a session may fall behind plain decoding, and SPARE of its time, for early trials
 
@@ -127,6 +128,13 @@ def choose(planner: Planner, offers: Sequence[Offer], limit: int, context: int =
         if _due(planner, probe, rate, step, len(plans)):
             return probe.offer, probe.k
     return (best.offer, best.k) if best.rate > 1 / step else (None, 0)
+
+
+def pays(planner: Planner, offer: Offer, context: int = 0) -> bool:
+    """Whether asking this source promises more than plain decoding, or next to nothing is known of it."""
+    if planner.sources.get(offer.source, NOTHING_KNOWN).asks < FEW_TRIALS:
+        return True
+    return _best(planner, offer, offer.most, context).rate > 1 / _plain_seconds(planner, context)
 
 
 def _best(planner: Planner, offer: Offer, most: int, context: int) -> _Plan:

@@ -20,13 +20,14 @@ _LARGEST = 127
 def encode(hidden: torch.Tensor) -> bytes:
     """hidden: [n, layers, size], on any device. What is not finite is sent as a layer of zeros."""
     n, layers, size = hidden.shape
-    hidden = hidden.to(torch.float32)
-    scales = hidden.abs().amax(-1, keepdim=True) / _LARGEST
-    sound = torch.isfinite(scales) & (scales > 0)
-    scales = torch.where(sound, scales, 0.0)
-    values = torch.where(sound, hidden / torch.where(sound, scales, 1.0), 0.0).round_().clamp_(-_LARGEST, _LARGEST)
-    blocks = np.empty((n, layers), _block(size))
-    blocks["scale"], blocks["values"] = scales[..., 0].cpu().numpy(), values.to(torch.int8).cpu().numpy()
+    wide = hidden.to(torch.float32).cpu().numpy()
+    blocks = np.zeros((n, layers), _block(size))
+    scales = np.abs(wide).max(-1, initial=0.0) / np.float32(_LARGEST)
+    sound = np.isfinite(scales) & (scales > 0)
+    if not sound.all():
+        wide, scales = np.where(sound[..., None], wide, 0.0), np.where(sound, scales, np.float32(1.0))
+    blocks["values"] = np.rint(wide / scales[..., None]).clip(-_LARGEST, _LARGEST)
+    blocks["scale"] = np.where(sound, scales, 0.0)
     return blocks.tobytes()
 
 

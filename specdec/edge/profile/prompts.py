@@ -60,7 +60,7 @@ BUILT_IN: tuple[Prompt, ...] = (
     *_asked(
         "copying",
         f"Summarise these minutes in three sentences, in the words of the text.\n\n{_MINUTES}",
-        f"Write this notice again, word for word, and then its main point in one sentence.\n\n{_NOTICE}",
+        f"Here is a notice to the neighbours. Write the whole notice again.\n\n{_NOTICE}",
         f"Repeat this recipe as numbered steps, in its own words.\n\n{_RECIPE}",
     ),
     *_asked(
