@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MEMORY = 0.96  # weight that an observation keeps per later one: about 25 count
-SLOPE_PRIOR = 0.25  # weight of a prior slope, in observations spread by their own mean
+SLOPE_PRIOR = 0.1  # weight of a prior slope, in observations spread by their own mean
 
 
 @dataclass(frozen=True, slots=True)

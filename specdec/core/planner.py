@@ -29,7 +29,7 @@ from specdec.core.step_time import UNMEASURED, StepTimeTable
 START = 4  # draft tokens while nothing is known of the times; at most, while only the verifier's own table is
 PROBE = 2  # draft tokens of a probe; twice as many nodes of a tree
 FEW_TRIALS = 3  # asks of which a first judgement is made
-SPARE = 0.005  # of the time, that all probes together may lose
+SPARE = 0.003  # of the time, that all probes together may lose
 HEAD_START = 2.0  # steps that a session may fall behind plain decoding, and SPARE of its time, for early trials
 
 
@@ -217,9 +217,10 @@ def observe(planner: Planner, cycle: CycleOutcome) -> Planner:
     if cycle.verify_seconds is not None:
         batch = planner.batch.add(cycle.rows, cycle.batch)
         rows = cycle.batch_rows or cycle.rows + (cycle.batch - 1) * batch.x
+        told = bool(cycle.batch_rows) or cycle.batch == 1
         planner = replace(
             planner,
-            verify=_add_verify(planner, rows, cycle.context, cycle.verify_seconds),
+            verify=_add_verify(planner, rows, told, cycle.context, cycle.verify_seconds),
             network=add_time(planner.network, 0.0, cycle.verify_network),
             batch=batch,
         )
@@ -241,7 +242,8 @@ def _behind(planner: Planner, cycle: CycleOutcome) -> float:
     return (cycle.paid + verify) / _plain_seconds(planner, cycle.context) - (1 + cycle.accepted)
 
 
-def _add_verify(planner: Planner, rows: float, context: int, seconds: float) -> Line:
+def _add_verify(planner: Planner, rows: float, told: bool, context: int, seconds: float) -> Line:
     if planner.verify.weight and planner.verify.y > 0:
         seconds = min(seconds, OUTLIER * _verify_seconds(planner, rows, context))
-    return planner.verify.add(rows, seconds / (planner.step_times or UNMEASURED).estimate(rows, context))
+    at = rows if told or not planner.verify.weight else planner.verify.x  # a guess at rows says nothing of their price
+    return planner.verify.add(at, seconds / (planner.step_times or UNMEASURED).estimate(rows, context))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from specdec.core.line import EMPTY_LINE, Line
 
-MEMORY = 0.97  # weight that an acceptance keeps per later one: about 33 count
+MEMORY = 0.98  # weight that an acceptance keeps per later one: about 50 count
 IDLE_MEMORY = 0.99  # the same for positions that were not asked for: they are tried again, but not soon
 LEAST_TRIES = 8.0  # tries that cycles without the source leave of what was known
 FIRST_ALPHA, FIRST_WEIGHT = 0.7, 1.0  # prior of the first position, in tries
@@ -16,9 +16,9 @@ TREE_DECAY = 0.7  # prior: gain of the next group of nodes over this one's
 FIRST_PROBE, LAST_PROBE = 8, 256  # cycles without the source before a probe, at least; at most, if it can be afforded
 HANDED_ON = 12.0  # observations that a session leaves to the next
 LONG = 100  # asks, over several sessions, whose mean that is
-TRIALS = 24  # asks before a source is taken to be known
+TRIALS = 12  # asks before a source is taken to be known
 EMPTY = 3  # asks that an empty draft counts for: it leaves less doubt than a wrong one
-MOST_DOUBT = 8  # a probe's wait doubles with each one in a row, up to so many times the first
+MOST_DOUBT = 16  # a probe's wait doubles with each one in a row, up to so many times the first
 SETTLED = 8  # cycles in a row with the source after which probing starts afresh
 OUTLIER = 4.0  # an observed time counts at most as this many predicted ones
 
@@ -196,7 +196,8 @@ def handed_on(record: SourceRecord, begun: SourceRecord, cycles: int) -> SourceR
 def waits(record: SourceRecord, affordable: float) -> float:
     """Cycles without the source before it is probed. affordable: cycles after which what a probe loses is within what
     may be lost."""
-    return max(FIRST_PROBE, affordable, min(LAST_PROBE, record.doubt * affordable))
+    least = max(FIRST_PROBE, affordable)
+    return max(least, min(LAST_PROBE, record.doubt * least))
 
 
 def _add_chain(record: SourceRecord, cycle: CycleOutcome, idle: int) -> SourceRecord:

@@ -46,12 +46,12 @@ def test_sources_that_are_all_useless_cost_hardly_anything(trip: float, count: i
     """Nothing they say is ever right, at any distance, in 250 cycles and more."""
     world = {str(i): Source(0.02, 1.0 + i, trip) for i in range(count)}
     for cycles in (250, 1000):
-        assert mean_rate(world, cycles) > (0.97 if count < 5 else 0.965) * PLAIN_RATE
+        assert mean_rate(world, cycles) > 0.97 * PLAIN_RATE
 
 
 def test_a_useless_source_beside_a_good_one_costs_hardly_anything() -> None:
     alone = mean_rate({"good": GOOD}, 300)
-    assert mean_rate({"good": GOOD, "bad": BAD, "far": Source(0.5, 1.0, 20.0)}, 300) > 0.96 * alone
+    assert mean_rate({"good": GOOD, "bad": BAD, "far": Source(0.5, 1.0, 20.0)}, 300) > 0.97 * alone
 
 
 def lookups(n: int, copying: Callable[[int], bool]) -> World:
@@ -96,8 +96,7 @@ def test_at_any_distance_the_planner_comes_close_to_the_best_fixed_k(trip: float
     """Round trips of 0 to 50 ms beside a target step of 20 ms."""
     source = Source(alpha, 1.0, trip)
     best = best_rate(source)
-    small = best < 1.2 * PLAIN_RATE  # a gain that takes long to tell from a loss without losing by it
-    assert mean_rate({"lm": source}, 1000, seeds=2) > (0.9 if small else 0.95) * best
+    assert mean_rate({"lm": source}, 1000, seeds=4) > 0.95 * best
 
 
 # Trees: what each doubling of the nodes brings, on average.
@@ -125,7 +124,7 @@ def tree_rate(k: int, draft: float) -> float:
 def test_trees_find_their_size(draft: float) -> None:
     world = {"eagle2": Source(draft=draft, accepts=tree)}
     best = max(tree_rate(k, draft) for k in range(61))
-    assert mean_rate(world, 600) > 0.93 * best
+    assert mean_rate(world, 600) > 0.95 * best
 
 
 def test_a_tree_and_a_chain_are_compared_by_what_they_bring() -> None:
@@ -178,7 +177,7 @@ def crowd(n: int, world: World, cycles: int, speculate: bool = True) -> float:
 @pytest.mark.parametrize("n", [8, 32])
 def test_many_sessions_with_several_sources_never_lose(n: int) -> None:
     world = {"lm": Source(0.4, 0.3), "suffix": Source(0.2, 0.01), "ngram/short": Source(0.1, matched=2)}
-    assert crowd(n, world, 300) > (0.97 if n == 8 else 0.955) * crowd(n, world, 300, speculate=False)
+    assert crowd(n, world, 300) > 0.97 * crowd(n, world, 300, speculate=False)
 
 
 def test_few_sessions_with_several_sources_gain() -> None:

@@ -147,8 +147,8 @@ def test_speculation_that_does_not_pay_stops_but_for_rare_probes() -> None:
     _, ks, rate = live(World(lambda i: 0.02), 2000)
     assert rate > 0.97 * plain
     probes = np.flatnonzero(np.array(ks[50:]) > 0)
-    assert 3 <= len(probes) <= 40
-    assert np.diff(probes)[-1] > LAST_PROBE // 4
+    assert 3 <= len(probes) <= 20
+    assert np.diff(probes)[-1] > LAST_PROBE // 2
 
 
 def test_a_text_that_has_become_easy_is_noticed() -> None:
@@ -198,7 +198,7 @@ def test_a_drafter_that_never_answers_is_not_waited_for() -> None:
 def test_a_drafter_whose_times_were_never_measured_is_judged_by_what_comes() -> None:
     """Others step in for it at once, with drafts that fail or that fit."""
     for chance, asked in ((0.0, 0), (0.95, 5)):
-        world, planner = World(lambda i, p=chance: p, verify=lambda rows: 10 + 0.8 * rows), Planner()  # type: ignore[misc]
+        world, planner = World(lambda i, p=chance: p, verify=lambda rows: 10 + 0.5 * rows), Planner()  # type: ignore[misc]
         for _ in range(40):
             planner = observe(planner, replace(world.cycle(plan(planner, MAX_K)), draft_seconds=None))
         assert (plan(planner, MAX_K) > 1) == (asked > 0), "at most a probe"
@@ -280,10 +280,10 @@ def crowd(n: int, alpha: float, cycles: int, fixed: int | None = None, *, rows_t
 @pytest.mark.parametrize("rows_told", [True, False])
 @pytest.mark.parametrize("n", [1, 8, 64])
 def test_speculation_backs_off_when_the_verifier_is_saturated(n: int, rows_told: bool) -> None:
-    """Virtual time, acceptance .3: at least 97 % of plain decoding at any concurrency, 94 % where the verifier does not
+    """Virtual time, acceptance .3: at least 97 % of plain decoding at any concurrency, 95 % where the verifier does not
     tell the rows of its forwards. Speculation that does not back off would lose more than half."""
     plain = crowd(n, 0.3, 500, fixed=0)
-    assert crowd(n, 0.3, 500, rows_told=rows_told) >= (0.97 if rows_told else 0.94) * plain
+    assert crowd(n, 0.3, 500, rows_told=rows_told) >= (0.97 if rows_told else 0.95) * plain
     if n == 64:
         assert crowd(n, 0.3, 50, fixed=4) < 0.5 * plain
 
@@ -330,7 +330,7 @@ def test_where_rows_are_dear_by_the_table_nothing_is_drafted_but_probes() -> Non
     assert rate > 0.95 * live(world, 200, k=0)[2]
 
 
-@pytest.mark.parametrize(("table", "share"), [(FLAT_TABLE, 0.85), (STEP_TABLE, 0.83)])
+@pytest.mark.parametrize(("table", "share"), [(FLAT_TABLE, 0.9), (STEP_TABLE, 0.83)])
 @pytest.mark.parametrize("alpha", [0.5, 0.8])
 def test_a_table_that_is_wrong_is_corrected_by_what_cycles_take(
     table: StepTimeTable, share: float, alpha: float

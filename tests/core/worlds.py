@@ -93,7 +93,7 @@ def life(seed: int = 0, planner: Planner | None = None) -> Life:
     return Life(planner or Planner(), np.random.default_rng(seed))
 
 
-def mean_rate(world: World, cycles: int, seeds: int = 3, **options: int) -> float:
+def mean_rate(world: World, cycles: int, seeds: int = 6, **options: int) -> float:
     return float(np.mean([life(seed).live(lambda n: world, cycles, **options) for seed in range(seeds)]))
 
 
