@@ -42,6 +42,14 @@ class Contest:
                 assert lengths == {new_tokens}, f"{entrant.name} gave {lengths} tokens, not {new_tokens}"
                 self.answers.setdefault((entrant.name, question), []).append(answer)
 
+    def run(self, names: Sequence[str], prompts: Prompts, new_tokens: int, rounds: int) -> None:
+        """A warm-up, then `rounds` rounds of one prompt after the other. names: of the prompts."""
+        self.warm_up(prompts)
+        for number in range(rounds):
+            for name, prompt in zip(names, prompts, strict=True):
+                self.round(name, [prompt], new_tokens)
+            say(f"round {number + 1} of {rounds}")
+
     def seconds(self, name: str, question: str) -> float:
         """The median round."""
         return median(float(answer["seconds"]) for answer in self.answers[name, question])

@@ -26,17 +26,15 @@ def round_trips(
     request to the next, and what a coordinator learned of one would be held against another."""
     bed = prepared.bed
     firsts = {question.domain: number for number, question in reversed(list(enumerate(bed.questions)))}
-    chosen = [(bed.questions[number].name, prepared.prompts[number]) for number in sorted(firsts.values())]
+    chosen = sorted(firsts.values())
+    names, prompts = [bed.questions[i].name for i in chosen], [prepared.prompts[i] for i in chosen]
     rows = []
     for trip in trips:
         with started([our_entry(prepared, logs)], logs) as subjects:
             contest = Contest(_entrants(drafter, trip, grid), subjects)
-            contest.warm_up([prompt for _, prompt in chosen])
-            for _ in range(rounds):
-                for name, prompt in chosen:
-                    contest.round(name, [prompt], bed.new_tokens)
+            contest.run(names, prompts, bed.new_tokens, rounds)
         say(f"round trip {1e3 * trip:g} ms")
-        rows += rows_of_round_trips(contest, [name for name, _ in chosen], grid, [trip])
+        rows += rows_of_round_trips(contest, names, grid, [trip])
     return rows
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.report import Row
 from benchmarks.speculation_beds import Prepared
-from benchmarks.speculation_contest import Contest, say
+from benchmarks.speculation_contest import Contest
 from benchmarks.speculation_lineup import AUTO, PLAIN, Entrant, our_entrants, our_entry, peer_entrants, peer_entries
 from benchmarks.subjects.lineup import LLAMACPP, OURS, VLLM, started
 from benchmarks.subjects.process import Subject
@@ -22,11 +22,8 @@ def measured(prepared: Prepared, peers: Sequence[str], drafters: Sequence[str], 
     with started([our_entry(prepared, logs), *others], logs) as subjects:
         entrants = [*our_entrants(subjects[OURS], drafters), *peer_entrants(prepared, others)]
         contest = Contest(entrants, subjects)
-        contest.warm_up(prepared.prompts)
-        for number in range(rounds):
-            for question, prompt in zip(prepared.bed.questions, prepared.prompts, strict=True):
-                contest.round(question.name, [prompt], prepared.bed.new_tokens)
-            say(f"round {number + 1} of {rounds}")
+        names = [question.name for question in prepared.bed.questions]
+        contest.run(names, prepared.prompts, prepared.bed.new_tokens, rounds)
         drafts = [row for entry in others for row in _drafts(entry.name, contest, subjects)]
     return [*rows_of(prepared, contest), *drafts]
 

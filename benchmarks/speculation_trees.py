@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.report import Row
 from benchmarks.speculation_beds import Prepared
-from benchmarks.speculation_contest import Contest, say
+from benchmarks.speculation_contest import Contest
 from benchmarks.speculation_lineup import Entrant, our_entry
 from benchmarks.subjects.lineup import OURS, started
 
@@ -28,12 +28,9 @@ def trees(
             for drafter, k in ((chain, DEPTH), (tree, NODES))
         ]
         contest = Contest(entrants, subjects)
-        contest.warm_up(prepared.prompts)
-        for number in range(rounds):
-            for question, prompt in zip(prepared.bed.questions, prepared.prompts, strict=True):
-                contest.round(question.name, [prompt], prepared.bed.new_tokens)
-            say(f"round {number + 1} of {rounds}")
-    return rows_of_trees(contest, [question.name for question in prepared.bed.questions], tree, chain, temperatures)
+        names = [question.name for question in prepared.bed.questions]
+        contest.run(names, prepared.prompts, prepared.bed.new_tokens, rounds)
+    return rows_of_trees(contest, names, tree, chain, temperatures)
 
 
 def rows_of_trees(
