@@ -60,7 +60,7 @@ PAIR_BED = Bed(
         Question(PROSE, "story", "Write a short story about a lighthouse keeper who finds a message in a bottle."),
     ),
     new_tokens=96,
-    flags=("--head-ids", "first:16384"),
+    flags=("--head-ids", "first:65536"),
 )
 SMOLLM2_BED = Bed(
     SMOLLM2,

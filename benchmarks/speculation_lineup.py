@@ -54,14 +54,20 @@ def our_entry(prepared: Prepared, logs: Path) -> Entry:
 
 
 def peer_entries(prepared: Prepared, peers: Sequence[str], streams: int = 1) -> list[Entry]:
-    """Each peer once without and once with speculation, where one process cannot do both. Raises ConfigError."""
+    """Each peer once without and once with speculation, where one process cannot do both; of `vllm:draft`, that one
+    process alone. Raises ConfigError."""
     entries = []
-    for peer in peers:
+    for named in peers:
+        peer, _, way = named.partition(":")
         if peer not in PEER_NAMES:
             raise ConfigError("peers", peer, f"choose from {', '.join(PEER_NAMES)}")
         if peer in PEERS and not installed(peer):
             raise ConfigError("peers", peer, "not installed: make bench-peers")
-        entries += _MAKERS[peer](prepared, streams)
+        its = _MAKERS[peer](prepared, streams)
+        chosen = [entry for entry in its if not way or entry.name.endswith(f", {way}")]
+        if not chosen:
+            raise ConfigError("peers", named, f"choose from {', '.join(entry.name for entry in its)}")
+        entries += chosen
     return entries
 
 

@@ -7,7 +7,7 @@ of itself is where it begins; what cycles took corrects that."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from specdec.core import source_record
@@ -69,6 +69,9 @@ class Planner:
     lost: float = 0.0
 
 
+Price = Callable[[float], float]  # seconds of a verify, the way there and back included, by rows of the whole forward
+
+
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """rate: tokens per second that asking for k > 0 promises; seconds: of such a cycle."""
@@ -115,16 +118,17 @@ def choose(planner: Planner, offers: Sequence[Offer], limit: int, context: int =
     Now and then a source that is not the best is asked all the same, so that a text that has become easy for it is
     noticed: ever more rarely while it goes on losing, never so often that probes cost more than SPARE of the time, and
     again at once while its drafts are accepted whole, if that would make it the best."""
-    plans = [_best(planner, offer, min(offer.most, limit), context) for offer in offers if min(offer.most, limit) > 0]
+    price = _price(planner, context)
+    plans = [_best(planner, offer, min(offer.most, limit), price) for offer in offers if min(offer.most, limit) > 0]
     if not plans:
         return None, 0
-    step = _plain_seconds(planner, context)
+    step = _plain_seconds(planner, price)
     best = max(plans, key=lambda p: p.rate)
     rate = max(best.rate, 1 / step)
     for other in plans:
         if other is best and best.rate > 1 / step:
             continue
-        probe = other if other.rate > 1 / step else _probe(planner, other, limit, context, rate)
+        probe = other if other.rate > 1 / step else _probe(planner, other, limit, price, rate)
         if _due(planner, probe, rate, step, len(plans)):
             return probe.offer, probe.k
     return (best.offer, best.k) if best.rate > 1 / step else (None, 0)
@@ -134,12 +138,13 @@ def pays(planner: Planner, offer: Offer, context: int = 0) -> bool:
     """Whether asking this source promises more than plain decoding, or next to nothing is known of it."""
     if planner.sources.get(offer.source, NOTHING_KNOWN).asks < FEW_TRIALS:
         return True
-    return _best(planner, offer, offer.most, context).rate > 1 / _plain_seconds(planner, context)
+    price = _price(planner, context)
+    return _best(planner, offer, offer.most, price).rate > 1 / _plain_seconds(planner, price)
 
 
-def _best(planner: Planner, offer: Offer, most: int, context: int) -> _Plan:
-    """The k in 1..most that promises most. Little is risked on a source that was never asked, less where there are
-    others that were."""
+def _best(planner: Planner, offer: Offer, most: int, price: Price) -> _Plan:
+    """The k in 1..most that promises most, the smallest of equals. Little is risked on a source that was never asked,
+    less where there are others that were."""
     known = planner.sources.get(offer.source)
     if known is None and not offer.matched and planner.sources:
         most = min(_probe_size(offer), most)
@@ -147,15 +152,21 @@ def _best(planner: Planner, offer: Offer, most: int, context: int) -> _Plan:
         most = min(START, most)
     record = known or NOTHING_KNOWN
     tokens = gains(record, offer, most)
-    plans = [_Plan(offer, k, tokens[k], _seconds(planner, record, offer, k, context)) for k in range(1, most + 1)]
-    return max(plans, key=lambda p: p.rate)
+    best = _Plan(offer, 1, tokens[1], _seconds(planner, record, offer, 1, price))
+    for k in range(2, most + 1):
+        plan = _Plan(offer, k, tokens[k], _seconds(planner, record, offer, k, price))
+        if plan.rate > best.rate:
+            best = plan
+        elif tokens[most] <= best.rate * plan.seconds:  # no longer draft takes less time
+            break
+    return best
 
 
-def _probe(planner: Planner, plan: _Plan, limit: int, context: int, rate: float) -> _Plan:
+def _probe(planner: Planner, plan: _Plan, limit: int, price: Price, rate: float) -> _Plan:
     """What to ask a source for that promises less than plain decoding: what loses least against `rate`."""
     record, offer = planner.sources.get(plan.offer.source, NOTHING_KNOWN), plan.offer
     k = min(_probe_size(offer), offer.most, limit)
-    short = _Plan(offer, k, gains(record, offer, k)[k], _seconds(planner, record, offer, k, context))
+    short = _Plan(offer, k, gains(record, offer, k)[k], _seconds(planner, record, offer, k, price))
     return min(short, plan, key=lambda p: p.seconds - p.tokens / rate)
 
 
@@ -179,11 +190,11 @@ def _due(planner: Planner, probe: _Plan, rate: float, step: float, sources: int)
     return planner.cycles - record.last >= waits(record, affordable)
 
 
-def _seconds(planner: Planner, record: SourceRecord, offer: Offer, k: int, context: int) -> float:
+def _seconds(planner: Planner, record: SourceRecord, offer: Offer, k: int, price: Price) -> float:
     """Expected seconds of a cycle that asks for k. Rows are priced as if every session in the batch did the
     same: a row that slows all of them must not look cheap because each pays a share."""
     rows = 1 + k * (record.rows.y if record.rows.weight else 1.0)
-    seconds = _verify_seconds(planner, max(1.0, planner.batch.y) * rows, context) + planner.network.y
+    seconds = price(max(1.0, planner.batch.y) * rows)
     if k and record.network.weight:
         seconds += record.seconds.at(k if offer.tree else k * record.depth.y) + record.network.y
     elif k and not offer.matched:
@@ -191,24 +202,27 @@ def _seconds(planner: Planner, record: SourceRecord, offer: Offer, k: int, conte
     return max(seconds, 1e-9)
 
 
-def _plain_seconds(planner: Planner, context: int) -> float:
-    return max(1e-9, _verify_seconds(planner, max(1.0, planner.batch.y), context) + planner.network.y)
+def _plain_seconds(planner: Planner, price: Price) -> float:
+    return max(1e-9, price(max(1.0, planner.batch.y)))
 
 
-def _verify_seconds(planner: Planner, rows: float, context: int) -> float:
+def _price(planner: Planner, context: int) -> Price:
     """As the table has it, times what cycles took over that; and once they have differed in rows, with the slope that
     they showed. More rows never cost less, and the slope keeps to what leaves a positive time."""
-    table, line = planner.step_times or UNMEASURED, planner.verify
-    expected = table.estimate(rows, context)
+    table, line, network = planner.step_times or UNMEASURED, planner.verify, planner.network.y
     if not line.weight:
-        return expected
+        return lambda rows: table.estimate(rows, context) + network
     middle = table.estimate(line.x, context)
-    if rows == line.x:
-        return line.y * middle
-    prior = line.y * (expected - middle) / (rows - line.x)
-    through_origin = line.y * middle / line.x
-    slope = prior + middle * line.slope(0.0)
-    return line.y * middle + min(max(slope, 0.0), max(through_origin, prior)) * (rows - line.x)
+    measured, shown, through_origin = line.y * middle, middle * line.slope(0.0), line.y * middle / line.x
+
+    def price(rows: float) -> float:
+        if rows == line.x:
+            return measured + network
+        prior = line.y * (table.estimate(rows, context) - middle) / (rows - line.x)
+        slope = min(max(prior + shown, 0.0), max(through_origin, prior))
+        return measured + slope * (rows - line.x) + network
+
+    return price
 
 
 def observe(planner: Planner, cycle: CycleOutcome) -> Planner:
@@ -237,13 +251,13 @@ def observe(planner: Planner, cycle: CycleOutcome) -> Planner:
 def _behind(planner: Planner, cycle: CycleOutcome) -> float:
     """Steps by which plain decoding would have been earlier with as many tokens as this cycle brought; its rows are
     priced as if all sessions had asked for as many."""
-    rows = max(1.0, planner.batch.y) * cycle.rows
-    verify = _verify_seconds(planner, rows, cycle.context) + planner.network.y
-    return (cycle.paid + verify) / _plain_seconds(planner, cycle.context) - (1 + cycle.accepted)
+    price = _price(planner, cycle.context)
+    verify = price(max(1.0, planner.batch.y) * cycle.rows)
+    return (cycle.paid + verify) / _plain_seconds(planner, price) - (1 + cycle.accepted)
 
 
 def _add_verify(planner: Planner, rows: float, told: bool, context: int, seconds: float) -> Line:
     if planner.verify.weight and planner.verify.y > 0:
-        seconds = min(seconds, OUTLIER * _verify_seconds(planner, rows, context))
+        seconds = min(seconds, OUTLIER * (_price(planner, context)(rows) - planner.network.y))
     at = rows if told or not planner.verify.weight else planner.verify.x  # a guess at rows says nothing of their price
     return planner.verify.add(at, seconds / (planner.step_times or UNMEASURED).estimate(rows, context))

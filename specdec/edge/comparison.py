@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Unpack
@@ -41,6 +41,14 @@ async def run(
     return Run(tuple(token_ids), time.perf_counter() - begun, stats)
 
 
+def exact_alpha(answers: Sequence[DraftStats]) -> float | None:
+    """Mean of 1 - TV(p, q) where it was measured. None where that is less than half of what was judged: at T = 0, and
+    of coupled drafts, whose laws do not travel; the few lookups among them would not speak for the rest."""
+    measured = sum(stats.exact_alpha_count for stats in answers)
+    judged = sum(sum(stats.reached_per_position) for stats in answers)
+    return sum(stats.exact_alpha_sum for stats in answers) / measured if 2 * measured > judged else None
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """Runs of one request, as many of one kind as of the other; plain: num_draft_tokens = 0. Figures of
@@ -76,9 +84,7 @@ class Comparison:
 
     @property
     def exact_alpha(self) -> float | None:
-        """Mean of 1 - TV(p, q) over the positions where it was measured; None if nowhere (T = 0, coupled)."""
-        count = sum(r.stats.exact_alpha_count for r in self.speculative)
-        return sum(r.stats.exact_alpha_sum for r in self.speculative) / count if count else None
+        return exact_alpha([run.stats for run in self.speculative])
 
     @property
     def bytes_per_cycle(self) -> tuple[float, float]:

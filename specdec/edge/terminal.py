@@ -16,7 +16,7 @@ from protos.generation_pb2 import (
     Chunk,
     Complete,
 )
-from specdec.edge.comparison import Comparison
+from specdec.edge.comparison import Comparison, exact_alpha
 
 ORIGINS = {
     TOKEN_ORIGIN_ACCEPTED: ("accepted", "green", "a draft token that survived"),
@@ -64,7 +64,7 @@ def statistics(complete: Complete) -> Table:
         ("acceptance rate", _share(stats.accepted_tokens, stats.draft_tokens)),
         ("mean acceptance length", f"{usage.completion_tokens / cycles:.2f}"),
         ("accepted per position", " ".join(map(str, stats.accepted_per_position)) or "-"),
-        ("exact alpha", _mean(stats.exact_alpha_sum, stats.exact_alpha_count)),
+        ("exact alpha", _number(exact_alpha([stats]))),
         ("draft / verify / commit", _phases(stats.draft_seconds, stats.verify_seconds, stats.commit_seconds)),
         ("cycles per drafter", _counts(stats.cycles_per_drafter)),
         ("output", "lossy: typical acceptance, not the target's law" if stats.lossy else "the target's law"),
@@ -110,10 +110,6 @@ def _rate(tokens: int, seconds: float) -> str:
 
 def _share(part: int, whole: int) -> str:
     return _percent(part / whole if whole else None)
-
-
-def _mean(total: float, count: int) -> str:
-    return _number(total / count if count else None)
 
 
 def _percent(value: float | None) -> str:

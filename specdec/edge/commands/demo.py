@@ -47,7 +47,7 @@ class DemoFailed(SpecdecError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default="smollm2", help="as for `specdec up`")
-    parser.add_argument("--draft", default="ngram", help="as for `specdec up`")
+    parser.add_argument("--draft", default="self:int8,suffix", help="as for `specdec up`")
     parser.add_argument("--pairs", type=int, default=3, help="runs of each kind per prompt")
     # The promise that speculation changes no output is for float32: in bfloat16 a near tie may fall either way.
     parser.set_defaults(
@@ -125,6 +125,6 @@ def _check(console: Console, comparisons: Sequence[Comparison]) -> None:
         raise DemoFailed("nothing was drafted: the drafter gave no token to any request")
     console.print(
         "Every output was the same, token for token, with speculation and without: greedy at T=0, and at T=0.7 by "
-        "its seed.\nGuesses fit where the answer repeats what stands before it; where they do not, the planner "
-        "stops guessing."
+        "its seed.\nLookups guess for free where the answer repeats what stands before it; elsewhere the draft model "
+        "guesses, or nobody does, as the planner measures."
     )
