@@ -45,12 +45,16 @@ class Entrant:
         return self.subject == OURS
 
 
-def our_entry(prepared: Prepared, logs: Path) -> Entry:
+def our_entry(prepared: Prepared, logs: Path, draft_tokens: int | None = None) -> Entry:
     """One cluster, whose draft service serves every drafter: weights are held once. The same questions come again and
-    again: a suffix tree that knew the answers of other requests would make a show of it."""
+    again: a suffix tree that knew the answers of other requests would make a show of it. draft_tokens: the most in a
+    cycle, None: the usual."""
+    settings = {"SUFFIX_SHARED": "false"}
+    if draft_tokens is not None:
+        settings["MAX_DRAFT_TOKENS"] = str(draft_tokens)
     given = ["--target", prepared.target, "--draft", prepared.ours, "--dtype", DTYPE, *prepared.bed.flags]
     command = [sys.executable, "-m", "benchmarks.subjects.ours_cluster", str(logs), *given]
-    return Entry(OURS, command, {"SUFFIX_SHARED": "false"})
+    return Entry(OURS, command, settings)
 
 
 def peer_entries(prepared: Prepared, peers: Sequence[str], streams: int = 1) -> list[Entry]:

@@ -21,7 +21,7 @@ def trees(
     temperatures: Sequence[float] = TEMPERATURES,
 ) -> list[Row]:  # fmt: skip
     """Lengths are over cycles with a draft alone, so that no planner has a say."""
-    with started([our_entry(prepared, logs)], logs) as subjects:
+    with started([our_entry(prepared, logs, NODES)], logs) as subjects:
         entrants = [
             Entrant(_name(drafter, t), OURS, {"drafter": drafter, "num_draft_tokens": k, "temperature": t})
             for t in temperatures

@@ -8,15 +8,17 @@ from typing import Any, cast
 
 import pytest
 
+from benchmarks import speculation_lineup
 from benchmarks.report import Row
 from benchmarks.speculation_beds import BEDS, CODE, PAIR_BED, PROSE, Prepared, quick
 from benchmarks.speculation_contest import Contest
-from benchmarks.speculation_lineup import AUTO, PLAIN, Entrant, our_entrants
+from benchmarks.speculation_lineup import AUTO, PLAIN, Entrant, our_entrants, peer_entries
 from benchmarks.speculation_links import PLANNER, named, rows_of_round_trips
 from benchmarks.speculation_table import beside_peers, rows_of
 from benchmarks.speculation_trees import rows_of_trees
-from benchmarks.subjects.lineup import OURS
+from benchmarks.subjects.lineup import OURS, VLLM, Entry
 from benchmarks.subjects.process import Subject, SubjectFailed
+from specdec.core.errors import ConfigError
 
 TOKENS = 10
 Speed = Callable[[list[int], Mapping[str, Any]], float]
@@ -103,6 +105,17 @@ def test_a_peer_that_fails_is_left_out_and_ours_is_not_forgiven() -> None:
     failing = Contest([Entrant(PLAIN, OURS)], cast(dict[str, Subject], {OURS: Fake(ours, fails_at=1)}))
     with pytest.raises(SubjectFailed):
         failing.round("x", [[0]], TOKENS)
+
+
+def test_one_way_of_a_peer_can_be_named_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, prepared, _ = contest({})
+    ways = [Entry(name, []) for name in (VLLM, f"{VLLM}, draft", f"{VLLM}, n-gram")]
+    monkeypatch.setattr(speculation_lineup, "installed", lambda _: True)
+    monkeypatch.setattr(speculation_lineup, "_MAKERS", {"vllm": lambda *_: ways})
+    assert peer_entries(prepared, ["vllm"]) == ways
+    assert peer_entries(prepared, ["vllm:draft"]) == [ways[1]]
+    with pytest.raises(ConfigError, match=f"choose from {VLLM}, {VLLM}, draft"):
+        peer_entries(prepared, ["vllm:medusa"])
 
 
 def test_without_peers_there_is_nothing_to_be_beside() -> None:
