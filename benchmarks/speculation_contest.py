@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from random import Random
 from statistics import median
 from typing import Any
 
@@ -32,10 +33,10 @@ class Contest:
                     self._ask(entrant, [prompt], WARM_UP_TOKENS)
 
     def round(self, question: str, prompts: Prompts, new_tokens: int) -> None:
-        """All entrants, each time in another order: the one that came first comes last."""
-        start = self._turn % len(self.entrants)
+        """All entrants, in another order each time that has nothing to do with the question: a rotation would meet
+        the same question with the same order in every round."""
         self._turn += 1
-        for entrant in [*self.entrants[start:], *self.entrants[:start]]:
+        for entrant in Random(self._turn).sample(self.entrants, len(self.entrants)):
             answer = self._ask(entrant, prompts, new_tokens)
             if answer is not None:
                 lengths = {len(tokens) for tokens in answer["tokens"]}

@@ -17,9 +17,10 @@ from specdec.core.source_record import Offer
 from specdec.core.tree import DraftTree
 from specdec.edge.messages import ReplicaInfo
 
-# They look up too: where the own n-gram finds nothing they seldom do, and count as another source.
+# They look up too: how much of the text the own n-gram sees repeated tells about their drafts as well.
 LOOKUPS = ("suffix",)
-# How well a copied text goes on depends on how much of it was seen to repeat: each is learned by itself.
+# How well a copied text goes on depends on how much of it was seen to repeat: each is learned by itself. Lengths
+# together would let a text that is copied speak for a pair of words that happens to have been there before.
 MATCHES = ((8, "long"), (4, "middle"), (0, "short"))
 
 
@@ -112,8 +113,7 @@ class Sources:
         matched = self._lookup.matched
         if not matched:
             return []
-        length = next(name for least, name in MATCHES if matched >= least)
-        return [Offer(f"{OWN}:{length}", most, matched=matched)]
+        return [Offer(self._by_match(OWN), most, matched=matched)]
 
     def _others(self, length: int, most: int) -> list[Offer]:
         served = self._served()
@@ -128,8 +128,11 @@ class Sources:
         """Bounded by the widest window and the largest answer that any replica has."""
         nodes = max(info.max_nodes for info in infos)
         window = max(info.max_context or length + most for info in infos)
-        source = f"{name}:match" if name in LOOKUPS and self._lookup.matched else name
+        source = self._by_match(name) if name in LOOKUPS and self._lookup.matched else name
         return Offer(source, max(0, min(most, nodes, window - length)), infos[0].drafter_info(name).tree)
+
+    def _by_match(self, name: str) -> str:
+        return f"{name}:{next(length for least, length in MATCHES if self._lookup.matched >= least)}"
 
     def _served(self) -> dict[str, list[ReplicaInfo]]:
         """Replicas by the drafters that they serve, the operator's order kept. A replica's n-gram knows no more than
