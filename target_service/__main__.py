@@ -46,7 +46,9 @@ async def serve(config: TargetConfig, env: Mapping[str, str]) -> None:
                 load = partial(load_engine, config, metrics)
                 loaded, engine = await asyncio.get_running_loop().run_in_executor(thread, load)
                 batcher: Batcher
-                async with MicroBatcher(engine.step, queue_limit=config.queue_limit, thread=thread) as batcher:
+                async with MicroBatcher(
+                    engine.step, queue_limit=config.queue_limit, thread=thread, patience=service.patience
+                ) as batcher:
                     service.open(loaded, engine, batcher)
                     health = watch_health(
                         server,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -14,10 +15,11 @@ from specdec.edge.batcher import MicroBatcher, Served
 from specdec.edge.config import describe
 from specdec.edge.errors import Context
 from specdec.edge.info_codec import encode_info
-from specdec.edge.messages import Load, OpenSession, Refusal, ReplicaInfo, StaleContext, Timing, VerifyReply
+from specdec.edge.messages import Load, OpenSession, Refusal, ReplicaInfo, StaleContext, Timing, VerifyReply, VerifyRequest
 from specdec.edge.telemetry import ReplicaMetrics, Telemetry
 from specdec.edge.verify_codec import decode_verify_request, encode_verify_reply
 from specdec.lm.loading import LoadedModel
+from target_service.company import Company
 from target_service.config import TargetConfig
 from target_service.engine import Engine, ForwardReport
 from target_service.session import TargetSession, VerifyJob, VerifyResult
@@ -25,7 +27,7 @@ from target_service.session import TargetSession, VerifyJob, VerifyResult
 Batcher = MicroBatcher[VerifyJob, VerifyResult]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Stream:
     """session: set and read on the compute thread only, so that a call that is cancelled while it opens one still
     closes it."""
@@ -42,6 +44,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         self._telemetry = telemetry
         self._metrics = metrics
         self._replica_id = replica_id
+        self._company = Company()
         self._streams = 0
         self._ready = False
         self.draining = False
@@ -67,6 +70,18 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
     def load(self) -> Load:
         batcher, engine = self._batcher, self._engine
         return Load(batcher.queued, batcher.running, engine.kv_free, engine.kv_total, self.draining)
+
+    def patience(self, jobs: list[VerifyJob]) -> float:
+        """Seconds that the next forward waits for sessions that are about to be back."""
+        times = self._engine.schedule.times
+        if not times.measured:
+            return 0.0
+        held = sum(len(job.session.context) for job in jobs) / len(jobs)
+        return self._company.patience([_rows(job.request) for job in jobs], times.table, held, self._stepped)
+
+    @property
+    def _stepped(self) -> float:
+        return math.inf if self._batcher.running else self._batcher.last_step_finished_at
 
     async def Info(self, request: common_pb2.InfoRequest, context: Context) -> common_pb2.ReplicaInfo:
         self._check_ready()
@@ -101,6 +116,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
                 await context.write(encode_verify_reply(await self._reply(stream, message)))
         finally:
             self._streams -= 1
+            self._company.gone(stream)
             with suppress(Unavailable):  # shutting down: everything is forgotten
                 await self._batcher.call(lambda: self._close(stream))
 
@@ -138,7 +154,11 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         else:
             session = stream.session
         stream.opening = request.open or stream.opening
-        return await self._batcher.serve(VerifyJob(session, request))
+        self._company.came(stream, _rows(request), self._stepped)
+        try:
+            return await self._batcher.serve(VerifyJob(session, request))
+        finally:
+            self._company.left(stream)
 
     def _open(self, stream: _Stream, opening: OpenSession) -> TargetSession:
         stream.session = self._engine.open(opening)
@@ -163,6 +183,11 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
             names.COMPUTE_US: timing.compute_us,
         }
         self._telemetry.record_span(names.SPAN_FORWARD, message.traceparent, start_ns, time.time_ns(), attributes)
+
+
+def _rows(request: VerifyRequest) -> int:
+    """Rows that the coordinator has for it; those that the engine has lost meanwhile come on top."""
+    return max(1, len(request.token_ids) + request.tree.num_draft_tokens)
 
 
 def _timing(served: Served[VerifyResult]) -> Timing:

@@ -1,5 +1,5 @@
-"""Continuous batching without a timer: what queued while the last step ran is the next batch. One worker task
-on the event loop, one thread that computes: whatever only that thread touches needs no lock."""
+"""Continuous batching: what queued while the last step ran is the next batch, and who is about to come may be waited
+for. One worker task on the event loop, one thread that computes: whatever only that thread touches needs no lock."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -60,7 +61,8 @@ class MicroBatcher(Generic[Job, Result]):
     a prefill done in part, come again in the next step, before newer ones. A step that raises fails the jobs
     it was given and no other. Jobs are told apart by identity; one object may be submitted once at a time.
 
-    thread: from `compute_thread`, the owner's to shut down; None: one of its own.
+    thread: from `compute_thread`, the owner's to shut down; None: one of its own. patience: seconds to wait for more
+    before a step of these jobs, 0: none; asked again whenever one has come or the time is over.
 
     Use as `async with`. On exit the step in flight ends, pending calls run, pending jobs fail with
     Unavailable."""
@@ -72,9 +74,11 @@ class MicroBatcher(Generic[Job, Result]):
         queue_limit: int,
         name: str = "compute",
         thread: ThreadPoolExecutor | None = None,
+        patience: Callable[[list[Job]], float] = lambda jobs: 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._given = thread
+        self._patience = patience
         self._step = step
         self._queue_limit = queue_limit
         self._clock = clock
@@ -165,10 +169,24 @@ class MicroBatcher(Generic[Job, Result]):
             await self._wake.wait()
             self._wake.clear()
             while (self._queue or self._running or self._calls) and not self._closing:
+                await self._gathered()
                 await self._turn()
         for entry in [*self._running.values(), *self._queue.values()]:
             _resolve(entry.future, Unavailable("shutting down", reason="SHUTTING_DOWN"))
         await self._compute([])
+
+    async def _gathered(self) -> None:
+        """Until nobody is waited for any more. Calls and what a step has begun wait for nobody. Those whom the last step
+        answered go first: before that nobody can tell when they will be back."""
+        await asyncio.sleep(0)
+        while self._queue and not (self._running or self._calls or self._closing):
+            seconds = self._patience([entry.job for entry in self._queue.values()])
+            if seconds <= 0:
+                return
+            self._wake.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._wake.wait()
 
     async def _turn(self) -> None:
         """The calls that wait, then one step."""
