@@ -128,7 +128,7 @@ class Choice:
         first = OpenSession(record.session_id, record.turn.params, record.turn.seed, record.turn_start)
         draft_limits = DraftLimits(config.draft_timeout, config.support, vocab_size)
         open_drafting = partial(Drafting, wiring.drafters, record.turn, first, draft_limits, features)
-        sources = Sources(wiring.drafters, record.turn.drafter, open_drafting, features)
+        sources = Sources(wiring.drafters, wiring.targets, record.turn.drafter, open_drafting, features)
         verify_limits = VerifyLimits(config.verify_timeout, config.failover_timeout, vocab_size)
         verifying = Verifying(wiring.targets, record.turn, first, record.fingerprint, verify_limits, features)
         generation = Generation(

@@ -74,6 +74,7 @@ class Cycle:
             verify_network=max(0.0, self.verified.seconds - verify),
             batch=max(1, timing.batch_size),
             batch_rows=timing.batch_rows,
+            draft_batch=max(1, self.drafted.timing.batch_size),
             alphas=self.acceptance.exact_chances if self.alphas else (),
             drafter=self.ask.source,
             context=self.base,

@@ -53,6 +53,12 @@ class Replica:
         return self._info.drafters if self._info is not None else ()
 
     @property
+    def cpu(self) -> str:
+        """The machine whose processor it computes on, by its address; "" where it has another device, or nobody
+        knows."""
+        return self.address.rpartition(":")[0] if self.info.config.get("device") == "cpu" else ""
+
+    @property
     def mismatch(self) -> str:
         """What does not fit, as one word: the reason starts with it."""
         return self.reason.partition(":")[0]

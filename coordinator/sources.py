@@ -4,13 +4,14 @@ replicas of the pool serve, each over a stream of its own that opens when it is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coordinator.context import Context
 from coordinator.drafting import OWN, Drafted, Drafting
 from coordinator.features import SessionFeatures
 from coordinator.pool import Pool
+from coordinator.replica import Replica
 from specdec.core import ngram
 from specdec.core.draft import NO_DRAFT, Draft
 from specdec.core.source_record import Offer
@@ -42,16 +43,23 @@ NOBODY = Ask()
 
 
 class Sources:
-    """named: the only drafter that the request allows, None: any. open: the draft side towards one drafter, by its
-    name, None: whichever the replicas put first.
+    """pool: of drafters; targets: of the verifiers, whose machines some of them may share. named: the only drafter that
+    the request allows, None: any. open: the draft side towards one drafter, by its name, None: whichever the replicas
+    put first.
 
     What is offered depends on the committed tokens, on who is ready and on nothing that was drawn (algorithms.md,
     section 9); the n-gram's own proposal is a function of the committed tokens."""
 
     def __init__(
-        self, pool: Pool, named: str | None, open: Callable[[str | None], Drafting], features: SessionFeatures
+        self,
+        pool: Pool,
+        targets: Pool,
+        named: str | None,
+        open: Callable[[str | None], Drafting],
+        features: SessionFeatures,
     ) -> None:
         self._pool = pool
+        self._targets = targets
         self._features = features
         self._named = named
         self._open = open
@@ -122,14 +130,16 @@ class Sources:
                 return [Offer(self._named, most)]  # the cycle falls back, and says why
             served = {name: infos for name, infos in served.items() if name == self._named}
         seeing = [(name, infos) for name, infos in served.items() if not self._is_blind(name, infos)]
-        return [self._offer(name, infos, length, most) for name, infos in seeing]
+        sharing = drafters_on_a_targets_cpu(self._pool.ready(), self._targets.ready())
+        return [self._offer(name, infos, length, most, name in sharing) for name, infos in seeing]
 
-    def _offer(self, name: str, infos: list[ReplicaInfo], length: int, most: int) -> Offer:
+    def _offer(self, name: str, infos: list[ReplicaInfo], length: int, most: int, shares: bool) -> Offer:
         """Bounded by the widest window and the largest answer that any replica has."""
         nodes = max(info.max_nodes for info in infos)
         window = max(info.max_context or length + most for info in infos)
         source = self._by_match(name) if name in LOOKUPS and self._lookup.matched else name
-        return Offer(source, max(0, min(most, nodes, window - length)), infos[0].drafter_info(name).tree)
+        tree = infos[0].drafter_info(name).tree
+        return Offer(source, max(0, min(most, nodes, window - length)), tree, shares=shares)
 
     def _by_match(self, name: str) -> str:
         return f"{name}:{next(length for least, length in MATCHES if self._lookup.matched >= least)}"
@@ -151,3 +161,9 @@ class Sources:
 
     def _is_tree(self, name: str) -> bool:
         return any(infos[0].drafter_info(name).tree for served, infos in self._served().items() if served == name)
+
+
+def drafters_on_a_targets_cpu(drafters: Sequence[Replica], targets: Sequence[Replica]) -> set[str]:
+    """Names of drafters of which some replica computes on the processor of a verifier."""
+    machines = {replica.cpu for replica in targets} - {""}
+    return {name for replica in drafters if replica.cpu in machines for name in replica.drafters}

@@ -15,7 +15,16 @@ from specdec.edge.batcher import MicroBatcher, Served
 from specdec.edge.config import describe
 from specdec.edge.errors import Context
 from specdec.edge.info_codec import encode_info
-from specdec.edge.messages import Load, OpenSession, Refusal, ReplicaInfo, StaleContext, Timing, VerifyReply, VerifyRequest
+from specdec.edge.messages import (
+    Load,
+    OpenSession,
+    Refusal,
+    ReplicaInfo,
+    StaleContext,
+    Timing,
+    VerifyReply,
+    VerifyRequest,
+)
 from specdec.edge.telemetry import ReplicaMetrics, Telemetry
 from specdec.edge.verify_codec import decode_verify_request, encode_verify_reply
 from specdec.lm.loading import LoadedModel

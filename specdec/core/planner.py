@@ -192,11 +192,13 @@ def _due(planner: Planner, probe: _Plan, rate: float, step: float, sources: int)
 
 def _seconds(planner: Planner, record: SourceRecord, offer: Offer, k: int, price: Price) -> float:
     """Expected seconds of a cycle that asks for k. Rows are priced as if every session in the batch did the
-    same: a row that slows all of them must not look cheap because each pays a share."""
+    same: a row that slows all of them must not look cheap because each pays a share. So are drafts that are computed on
+    the target's processor."""
     rows = 1 + k * (record.rows.y if record.rows.weight else 1.0)
     seconds = price(max(1.0, planner.batch.y) * rows)
     if k and record.network.weight:
-        seconds += record.seconds.at(k if offer.tree else k * record.depth.y) + record.network.y
+        others = max(1.0, planner.batch.y / max(1.0, record.batch.y)) if offer.shares else 1.0
+        seconds += others * record.seconds.at(k if offer.tree else k * record.depth.y) + record.network.y
     elif k and not offer.matched:
         seconds += planner.draft_network.y
     return max(seconds, 1e-9)

@@ -28,6 +28,8 @@ class Offer:
     """A source that can be asked in this cycle. source: the name under which it is learned; most: draft tokens at most;
     tree: they are nodes of a tree, not depth.
 
+    shares: it computes on the target's processor, where what one session drafts is time that all others wait.
+
     matched: for a lookup in the context, the length of its match, which says before anything is learned how likely the
     first token is; 0: another kind of source. Such a draft is at hand and costs no round trip."""
 
@@ -35,6 +37,7 @@ class Offer:
     most: int
     tree: bool = False
     matched: int = 0
+    shares: bool = False
 
     @property
     def chance(self) -> float:
@@ -54,7 +57,8 @@ class CycleOutcome:
     measure of the next one (it computed a prompt, or was retried); the rest of each phase's wall time is
     network. batch, batch_rows: messages and rows in the verify's forward, all sessions together; rows 0:
     unknown, then the others' are taken to be like one's own on average, which prices a row less well. context: rows
-    that the verifier held before it. paid: wall seconds of the whole draft phase, a prompt computed in it included."""
+    that the verifier held before it. draft_batch: messages that the drafter served together. paid: wall seconds of the
+    whole draft phase, a prompt computed in it included."""
 
     asked: int
     depth: int
@@ -72,6 +76,7 @@ class CycleOutcome:
     tree: bool = False
     nodes: tuple[int, ...] = ()
     local: bool = False
+    draft_batch: int = 1
     paid: float = 0.0
 
 
@@ -80,7 +85,7 @@ class SourceRecord:
     """tries, hits: decayed counts by position, of cycles that got that far and of those that went on; a token that did
     not come is a miss. For trees by group of nodes, of cycles that asked for them and of nodes accepted there.
     seconds: over the depth that came, for trees over the nodes asked for; depth, rows: what came over what was asked
-    for; network: seconds.
+    for; network: seconds; batch: messages that the drafter served together.
 
     last: number of the cycle that asked it last; run: cycles in a row that did; promising: its last draft was accepted
     whole; doubt: times its first wait that the next probe waits; asks: so far; paid: wall seconds of its last draft."""
@@ -91,6 +96,7 @@ class SourceRecord:
     depth: Line = EMPTY_LINE
     rows: Line = EMPTY_LINE
     network: Line = EMPTY_LINE
+    batch: Line = EMPTY_LINE
     last: int = 0
     run: int = 0
     promising: bool = False
@@ -154,6 +160,7 @@ def learned(record: SourceRecord, cycle: CycleOutcome, number: int) -> SourceRec
             record,
             seconds=add_time(record.seconds, size, cycle.draft_seconds),
             network=add_time(record.network, 0.0, cycle.draft_network),
+            batch=record.batch.add(0.0, cycle.draft_batch),
         )
     run, doubt = (record.run + 1 if idle == 0 else 1), record.doubt
     if idle >= FIRST_PROBE and record.asks >= TRIALS:
@@ -187,7 +194,7 @@ def handed_on(record: SourceRecord, begun: SourceRecord, cycles: int) -> SourceR
             chance = share * chance + (1 - share) * begun.hits[i] / begun.tries[i]
         tries.append(min(tried, HANDED_ON))
         hits.append(tries[-1] * chance)
-    lines = {name: getattr(record, name).faded(HANDED_ON) for name in ("seconds", "depth", "rows", "network")}
+    lines = {name: getattr(record, name).faded(HANDED_ON) for name in ("seconds", "depth", "rows", "network", "batch")}
     return replace(
         record, tries=tuple(tries), hits=tuple(hits), last=record.last - cycles, run=0, promising=False, **lines
     )

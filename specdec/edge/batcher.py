@@ -170,16 +170,20 @@ class MicroBatcher(Generic[Job, Result]):
             self._wake.clear()
             while (self._queue or self._running or self._calls) and not self._closing:
                 await self._gathered()
-                await self._turn()
+                if not self._closing:
+                    await self._turn()
         for entry in [*self._running.values(), *self._queue.values()]:
             _resolve(entry.future, Unavailable("shutting down", reason="SHUTTING_DOWN"))
         await self._compute([])
 
     async def _gathered(self) -> None:
-        """Until nobody is waited for any more. Calls and what a step has begun wait for nobody. Those whom the last step
-        answered go first: before that nobody can tell when they will be back."""
+        """Until nobody is waited for any more. Calls wait for nobody, nor does what a step has begun. Those whom the
+        last step answered go first: before that nobody can tell when they will be back."""
         await asyncio.sleep(0)
-        while self._queue and not (self._running or self._calls or self._closing):
+        while self._queue and not (self._running or self._closing):
+            if self._calls:
+                await self._compute([])
+                continue
             seconds = self._patience([entry.job for entry in self._queue.values()])
             if seconds <= 0:
                 return

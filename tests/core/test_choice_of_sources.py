@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specdec.core.planner import Planner, choose, observe
-from specdec.core.source_record import Offer, SourceRecord, gains, learned, tree_group
+from specdec.core.source_record import CycleOutcome, Offer, SourceRecord, gains, learned, tree_group
 from specdec.core.step_time import StepTimeTable
 from tests.core.worlds import (
     BAD,
@@ -220,3 +220,28 @@ def test_every_source_is_tried_where_trying_costs_little() -> None:
     lived.live(lambda n: {name: Source(0.3 + 0.1 * i, 0.3) for i, name in enumerate(names)}, 200)
     assert offers_seen(lived.planner, names) == set(names)
     assert lived.share("s5", 60) > 0.7
+
+
+def in_company(draft_batch: int, batch: int = 8) -> Planner:
+    """A planner that has met a drafter of alpha .8 whose drafts take half a step, beside seven other sessions."""
+    planner = Planner(StepTimeTable.of([1, 64], [0], [[STEP], [1.1 * STEP]]))
+    for n in range(40):
+        accepted = 2 if n % 5 else 0
+        planner = observe(
+            planner,
+            CycleOutcome(
+                2, 2, 3, accepted, 0.5 * STEP, STEP, batch=batch, batch_rows=3 * batch, drafter="lm",
+                draft_batch=draft_batch,
+            ),
+        )  # fmt: skip
+    return planner
+
+
+def test_a_draft_on_the_targets_processor_is_time_that_all_sessions_wait() -> None:
+    assert choose(in_company(1), [Offer("lm", LIMIT)], LIMIT)[1] > 0
+    assert choose(in_company(1), [Offer("lm", LIMIT, shares=True)], LIMIT) == (None, 0)
+    assert choose(in_company(1, batch=1), [Offer("lm", LIMIT, shares=True)], LIMIT)[1] > 0
+
+
+def test_drafts_of_many_sessions_in_one_batch_are_paid_once() -> None:
+    assert choose(in_company(8), [Offer("lm", LIMIT, shares=True)], LIMIT)[1] > 0

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specdec.core.errors import ResourceExhausted
+from specdec.core.errors import ResourceExhausted, Unavailable
 from specdec.edge.batcher import MicroBatcher
 from tests.edge.steps import Finish, GatedStep, Job, settled, square, submit, until
 
@@ -21,6 +21,42 @@ async def test_what_queued_while_a_step_ran_is_the_next_batch() -> None:
         assert await settled(tasks) == [1, 4, 9, 16]
         assert (batcher.queued, batcher.running) == (0, 0)
     assert step.batches == [[1], [2, 3, 4]]
+
+
+async def test_a_step_begins_when_nobody_is_waited_for_any_more() -> None:
+    asked: list[list[int]] = []
+
+    def patience(jobs: list[Job]) -> float:
+        asked.append([job.n for job in jobs])
+        return 0.0 if len(jobs) == 3 else 60.0
+
+    step = GatedStep()
+    async with MicroBatcher(step, queue_limit=10, patience=patience) as batcher:
+        tasks = submit(batcher, 1)
+        await until(lambda: len(asked) == 1)
+        tasks += submit(batcher, 2)
+        await until(lambda: len(asked) == 2)
+        assert await batcher.call(lambda: "at once") == "at once"
+        assert not step.batches, "a call waits for nobody, and nobody's step begins by it"
+        tasks += submit(batcher, 3)
+        step.gate.release(1)
+        assert await settled(tasks) == [1, 4, 9]
+    assert step.batches == [[1, 2, 3]]
+
+
+async def test_waiting_ends_by_the_clock_too() -> None:
+    waits = iter([0.001, 0.0])
+    step = GatedStep()
+    async with MicroBatcher(step, queue_limit=10, patience=lambda jobs: next(waits)) as batcher:
+        step.gate.release(1)
+        assert await settled(submit(batcher, 1)) == [1]
+
+
+async def test_a_batcher_that_waits_for_others_ends_at_once() -> None:
+    async with MicroBatcher(GatedStep(), queue_limit=10, patience=lambda jobs: 60.0) as batcher:
+        [task] = submit(batcher, 1)
+        await until(lambda: batcher.queued == 1)
+    assert isinstance((await settled([task]))[0], Unavailable)
 
 
 async def test_an_unfinished_job_comes_again_before_newer_ones() -> None:
