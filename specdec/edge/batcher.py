@@ -181,12 +181,12 @@ class MicroBatcher(Generic[Job, Result]):
         last step answered go first: before that nobody can tell when they will be back."""
         await asyncio.sleep(0)
         while self._queue and not (self._running or self._closing):
-            if self._calls:
-                await self._compute([])
-                continue
             seconds = self._patience([entry.job for entry in self._queue.values()])
             if seconds <= 0:
                 return
+            if self._calls:
+                await self._compute([])
+                continue
             self._wake.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
