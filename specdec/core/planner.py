@@ -152,14 +152,12 @@ def _best(planner: Planner, offer: Offer, most: int, price: Price) -> _Plan:
         most = min(START, most)
     record = known or NOTHING_KNOWN
     tokens = gains(record, offer, most)
-    best = _Plan(offer, 1, tokens[1], _seconds(planner, record, offer, 1, price))
-    for k in range(2, most + 1):
-        plan = _Plan(offer, k, tokens[k], _seconds(planner, record, offer, k, price))
-        if plan.rate > best.rate:
-            best = plan
-        elif tokens[most] <= best.rate * plan.seconds:  # no longer draft takes less time
-            break
-    return best
+    # Every k: a forward's time jumps with its rows, so that a longer draft may be better again.
+    seconds = [_seconds(planner, record, offer, k, price) for k in range(1, most + 1)]
+    k = max(
+        range(1, most + 1), key=lambda k: tokens[k] / seconds[k - 1]
+    )
+    return _Plan(offer, k, tokens[k], seconds[k - 1])
 
 
 def _probe(planner: Planner, plan: _Plan, limit: int, price: Price, rate: float) -> _Plan:
