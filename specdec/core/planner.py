@@ -154,9 +154,7 @@ def _best(planner: Planner, offer: Offer, most: int, price: Price) -> _Plan:
     tokens = gains(record, offer, most)
     # Every k: a forward's time jumps with its rows, so that a longer draft may be better again.
     seconds = [_seconds(planner, record, offer, k, price) for k in range(1, most + 1)]
-    k = max(
-        range(1, most + 1), key=lambda k: tokens[k] / seconds[k - 1]
-    )
+    k = max(range(1, most + 1), key=lambda k: tokens[k] / seconds[k - 1])
     return _Plan(offer, k, tokens[k], seconds[k - 1])
 
 
