@@ -10,12 +10,13 @@ from coordinator.config import CoordinatorConfig
 from coordinator.cycle import Cycle
 from coordinator.drafting import Drafting, DraftLimits
 from coordinator.drift import DriftWatch
-from coordinator.experience import Experience
+from coordinator.experience import Experience, Learning
 from coordinator.features import SessionFeatures
 from coordinator.generation import Generation
 from coordinator.opening import Opened
 from coordinator.pool import Pool
 from coordinator.responses import Writer, chunk, complete, replayed, started
+from coordinator.served import ServedDrafters
 from coordinator.sources import Sources
 from coordinator.stats import Stats
 from coordinator.stopping import TurnOutput
@@ -41,6 +42,7 @@ class Wiring:
     store: SessionStore
     targets: Pool
     drafters: Pool
+    served: ServedDrafters
     telemetry: Telemetry
     metrics: CoordinatorMetrics
     drift: DriftWatch
@@ -90,7 +92,8 @@ class Choice:
             await self._replay()
             stats, traffic = Stats(), (0, 0)
             if self._output.finish is None:
-                stats, traffic = await self._generate()
+                with self._wiring.experience.turn(self.record.turn) as learning:
+                    stats, traffic = await self._generate(learning)
             assert self._output.finish is not None, "a generation that returns has ended its turn"
             usage = self._usage(stats)
             self._measure(usage, stats)
@@ -112,23 +115,23 @@ class Choice:
             await self._writer.write(replayed(emission, self._index, self._received))
             self.sent = len(emission.token_ids) - self._received
 
-    async def _generate(self) -> tuple[Stats, tuple[int, int]]:
+    async def _generate(self, learning: Learning) -> tuple[Stats, tuple[int, int]]:
         """What was counted, and the bytes sent and received."""
         wiring, record, config = self._wiring, self.record, self._wiring.config
         vocab_size = wiring.codec.vocab_size
         if record.turn.lossy:
             wiring.metrics.lossy_turns.add()
         fixed_k = config.num_draft_tokens if record.turn.num_draft_tokens is None else record.turn.num_draft_tokens
-        begun = wiring.experience.of(record.turn)
         features = SessionFeatures(wiring.drafters, record.turn.drafter)
         if fixed_k is None:
-            features.wanted = wiring.experience.wants_features(begun, features.readers(), len(record.token_ids))
+            readers = [drafter for drafter in wiring.served.now().values() if not drafter.blind]
+            features.wanted = learning.wants_features(readers, len(record.token_ids))
         else:
             features.wanted = fixed_k > 0
         first = OpenSession(record.session_id, record.turn.params, record.turn.seed, record.turn_start)
         draft_limits = DraftLimits(config.draft_timeout, config.support, vocab_size)
         open_drafting = partial(Drafting, wiring.drafters, record.turn, first, draft_limits, features)
-        sources = Sources(wiring.drafters, wiring.targets, record.turn.drafter, open_drafting, features)
+        sources = Sources(wiring.served, record.turn.drafter, open_drafting, features)
         verify_limits = VerifyLimits(config.verify_timeout, config.failover_timeout, vocab_size)
         verifying = Verifying(wiring.targets, record.turn, first, record.fingerprint, verify_limits, features)
         generation = Generation(
@@ -145,12 +148,10 @@ class Choice:
             fixed_k=fixed_k,
             max_k=self._max_k,
             heartbeat=config.session_lease / HEARTBEATS_PER_LEASE,
-            planner=begun,
+            learning=learning,
         )
         generation.stats.started = self._began
         await generation.run()
-        if fixed_k is None:
-            wiring.experience.keep(record.turn, generation.planner, begun)
         sent = sources.bytes_sent + verifying.bytes_sent
         received = sources.bytes_received + verifying.bytes_received
         return generation.stats, (sent, received)

@@ -70,6 +70,7 @@ class Cycle:
             accepted=self.num_accepted,
             draft_seconds=draft if usual and caught_up else None,
             verify_seconds=verify if usual else None,
+            verify_queue=timing.queue_us / 1e6,
             draft_network=max(0.0, self.drafted.seconds - draft),
             verify_network=max(0.0, self.verified.seconds - verify),
             batch=max(1, timing.batch_size),

@@ -1,43 +1,140 @@
-"""What sessions that ended leave to those that begin."""
+"""What turns learn of the draft sources, from each other and from those before them. Counts and times only, no token of
+anyone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
+from coordinator.served import ServedDrafter
 from coordinator.turn import Turn
-from specdec.core.planner import Planner, handed_on, pays
-from specdec.core.source_record import Offer
-from specdec.edge.messages import DrafterInfo
+from specdec.core import source_record
+from specdec.core.planner import Planner, choose, handed_on, in_company, observe, pays, served_by
+from specdec.core.source_record import NOTHING_KNOWN, TRIALS, CycleOutcome, Offer
+from specdec.core.step_time import StepTimeTable
 
 TRIED_AGAIN = 16  # one turn in so many lets drafters that do not pay see hidden states all the same
 _FEW = 8  # draft tokens by which that is judged
 
 
+@dataclass(slots=True)
+class _Kind:
+    """Of turns. known: where the next one begins; trying: whose draft is under way of a source hardly known."""
+
+    known: Planner = field(default_factory=Planner)
+    trying: dict[str, Learning] = field(default_factory=dict)
+
+
 class Experience:
-    """By the kind of turn, since greedy, coupled and sampled drafts are accepted differently: what the last one to end
-    knew of the sources, the experience with which it began included. Counts and times only, no token of anyone."""
+    """By the kind of turn, since greedy, coupled and sampled drafts are accepted differently. verifiers: how many share
+    the turns."""
 
-    def __init__(self) -> None:
-        self._planners: dict[tuple[bool, str], Planner] = {}
+    def __init__(self, verifiers: Callable[[], int] = lambda: 1) -> None:
+        self._verifiers = verifiers
+        self._kinds: dict[tuple[bool, str], _Kind] = {}
         self._turns = 0
+        self._running = 0
 
-    def of(self, turn: Turn) -> Planner:
-        """Where a turn begins."""
-        return self._planners.get(_kind(turn), Planner())
+    @contextmanager
+    def turn(self, turn: Turn) -> Iterator[Learning]:
+        """From its beginning to its end, however it ends. Turns whose k is fixed are company too."""
+        kind = self._kinds.setdefault((turn.params.greedy, turn.rule), _Kind())
+        learning = Learning(self, kind)
+        self._running += 1
+        try:
+            yield learning
+        finally:
+            self._running -= 1
+            learning.end()
 
-    def wants_features(self, planner: Planner, readers: Iterable[DrafterInfo], context: int) -> bool:
-        """Whether a turn that begins with `planner` asks for hidden states. They cost every cycle something, so where
-        none of the drafters that read them pays, all but a few turns do without."""
+    @property
+    def company(self) -> float:
+        """Turns that share a verifier, as far as is known here."""
+        return max(1.0, self._running / max(1, self._verifiers()))
+
+    def try_again(self) -> bool:
+        """Whether it is time for what did not pay."""
         self._turns += 1
-        offers = [Offer(reader.name, _FEW, reader.tree) for reader in readers]
+        return self._turns % TRIED_AGAIN == 0
+
+
+class Learning:
+    """One turn's planner. While next to nothing is known of a drafter, one session at a time asks it and all of the
+    kind learn from that: where many begin at once, each would else pay for trials of its own, and all wait for them.
+    """
+
+    def __init__(self, experience: Experience, kind: _Kind) -> None:
+        self._experience = experience
+        self._kind = kind
+        self._begun = self.planner = kind.known
+
+    def wants_features(self, readers: Iterable[ServedDrafter], context: int) -> bool:
+        """Whether the turn asks for hidden states. They cost every cycle something, so where none of the drafters that
+        read them pays, all but a few turns do without."""
+        planner = in_company(self.planner, self._experience.company)
+        offers = [Offer(reader.name, _FEW, reader.tree, shares=reader.shares) for reader in readers]
         paying = any(pays(planner, offer, context) for offer in offers)
-        return paying or not offers or self._turns % TRIED_AGAIN == 0
+        return self._experience.try_again() or paying or not offers
 
-    def keep(self, turn: Turn, planner: Planner, begun: Planner) -> None:
-        """What a turn that began with `begun` has learned, once it has ended."""
-        if planner.cycles:
-            self._planners[_kind(turn)] = handed_on(planner, begun)
+    def choose(
+        self, offers: Sequence[Offer], limit: int, context: int, step_times: StepTimeTable | None
+    ) -> tuple[Offer | None, int]:
+        """`planner.choose` among what no other session is trying."""
+        planner = in_company(served_by(self.planner, step_times), self._experience.company)
+        self.planner = self._informed(planner, offers)
+        free = [offer for offer in offers if self._kind.trying.get(offer.source, self) is self]
+        offer, k = choose(self.planner, free, limit, context)
+        if offer is not None and k and self._is_trial(offer):
+            self._kind.trying[offer.source] = self
+        return offer, k
 
+    def observe(self, cycle: CycleOutcome) -> None:
+        """What the cycle that was chosen has brought."""
+        self.planner = observe(self.planner, cycle)
+        if self._kind.trying.get(cycle.drafter) is self:
+            del self._kind.trying[cycle.drafter]
+            self._tell(cycle.drafter)
 
-def _kind(turn: Turn) -> tuple[bool, str]:
-    return turn.params.greedy, turn.rule
+    def end(self) -> None:
+        """Leaves what was learned to those that come."""
+        trying = self._kind.trying
+        for source in [source for source, who in trying.items() if who is self]:
+            del trying[source]  # the draft never came
+        if self.planner.cycles:
+            self._kind.known = self._handed_on()
+
+    def _is_trial(self, offer: Offer) -> bool:
+        known = self.planner.sources.get(offer.source, NOTHING_KNOWN)
+        return known.asks < TRIALS and not offer.local
+
+    def _informed(self, planner: Planner, offers: Sequence[Offer]) -> Planner:
+        """With what others have found out by now about sources that it hardly knows."""
+        news = {}
+        for offer in offers:
+            found = self._kind.known.sources.get(offer.source)
+            if found is not None and self._is_trial(offer):
+                own = planner.sources.get(offer.source, NOTHING_KNOWN)
+                if found.asks > own.asks:
+                    news[offer.source] = replace(found, last=planner.cycles + found.last)
+        if not news:
+            return planner
+        self._begun = replace(self._begun, sources={**self._begun.sources, **news})
+        return replace(planner, sources={**planner.sources, **news})
+
+    def _tell(self, source: str) -> None:
+        known = self._kind.known
+        record = source_record.handed_on(self.planner.sources[source], NOTHING_KNOWN, self.planner.cycles)
+        self._kind.known = replace(known, sources={**known.sources, source: record})
+
+    def _handed_on(self) -> Planner:
+        """Of sources that this turn did not ask, whatever is known of them by now."""
+        begun, known = self._begun.sources, self._kind.known.sources
+        asks = {name: record.asks for name, record in self.planner.sources.items()}
+        others = {
+            name: record
+            for name, record in known.items()
+            if asks.get(name, 0) <= begun.get(name, NOTHING_KNOWN).asks and asks.get(name, 0) < record.asks
+        }
+        planner = handed_on(self.planner, self._begun)
+        return replace(planner, sources={**planner.sources, **others})

@@ -12,6 +12,7 @@ import numpy as np
 from coordinator.context import Context
 from coordinator.cycle import Cycle
 from coordinator.drafting import Drafted
+from coordinator.experience import Learning
 from coordinator.features import SessionFeatures
 from coordinator.judging import rule_of
 from coordinator.session import SessionRecord
@@ -22,7 +23,6 @@ from coordinator.store.outcomes import StoreBehind
 from coordinator.store.protocol import SessionStore
 from coordinator.verifying import Verified, Verifying
 from specdec.core.acceptance import Acceptance, emitted
-from specdec.core.planner import Planner, choose, observe, served_by
 from specdec.core.randomness import Purpose, uniforms
 from specdec.edge import telemetry as names
 from specdec.edge.telemetry import CoordinatorMetrics, Telemetry, traceparent
@@ -33,7 +33,7 @@ class Generation:
 
     emit: sends a committed cycle to the client; trace: traceparent of the request's span; fixed_k: draft tokens of a
     cycle, None: the planner decides; max_k: at most; heartbeat: seconds between two signs of life to the store;
-    planner: what is known of the sources already, and then what was learned."""
+    learning: what chooses where the planner does, and learns."""
 
     def __init__(
         self,
@@ -51,10 +51,9 @@ class Generation:
         fixed_k: int | None,
         max_k: int,
         heartbeat: float,
-        planner: Planner,
+        learning: Learning,
     ) -> None:
         self.stats = Stats()
-        self.planner = planner
         self._record = record
         self._context = Context(record.token_ids, capacity=record.turn_start + record.turn.max_tokens)
         self._output = output
@@ -67,6 +66,7 @@ class Generation:
         self._metrics = metrics
         self._trace = trace
         self._fixed_k = fixed_k
+        self._learning = learning
         self._max_k = max_k
         self._heartbeat = heartbeat
         self._ended = False
@@ -136,9 +136,9 @@ class Generation:
         limit = min(self._max_k, self._output.remaining - 1)
         if self._fixed_k is not None or not limit:
             return self._sources.fixed(min(self._fixed_k or 0, limit))
-        self.planner = served_by(self.planner, self._verifying.step_times)
         offers = self._sources.offers(self._context, limit)
-        return self._sources.ask(*choose(self.planner, offers, limit, len(self._context)))
+        times = self._verifying.step_times
+        return self._sources.ask(*self._learning.choose(offers, limit, len(self._context), times))
 
     def _accept(self, drafted: Drafted, verified: Verified, base: int) -> Acceptance:
         draft = drafted.draft
@@ -157,7 +157,8 @@ class Generation:
         if cycle.drafted.fallback is not None:
             stats.fell_back(cycle.drafted.fallback)
         cycle.record(self._metrics, accept_seconds)
-        self.planner = observe(self.planner, cycle.outcome())
+        if self._fixed_k is None:
+            self._learning.observe(cycle.outcome())
 
     async def _deliver(self) -> None:
         while (cycle := await self._outbox.get()) is not None:

@@ -19,6 +19,7 @@ from coordinator.experience import Experience
 from coordinator.opening import Opening
 from coordinator.pool import Pool
 from coordinator.responses import Writer
+from coordinator.served import ServedDrafters
 from coordinator.store.protocol import SessionStore
 from coordinator.tokenizer import TextCodec
 from coordinator.turn_request import VERIFICATIONS, Limits
@@ -43,7 +44,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         """Raises ConfigError where config.profile cannot be read."""
         drift = DriftWatch.of(config.profile, metrics)
-        self._wiring = Wiring(config, codec, store, targets, drafters, telemetry, metrics, drift, Experience())
+        experience = Experience(lambda: len(targets.ready()))
+        served = ServedDrafters(drafters, targets)
+        self._wiring = Wiring(config, codec, store, targets, drafters, served, telemetry, metrics, drift, experience)
         self._opening = Opening(store, codec)
         self._active = 0
         metrics.active_streams.set(lambda: self._active)

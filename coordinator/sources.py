@@ -4,19 +4,17 @@ replicas of the pool serve, each over a stream of its own that opens when it is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator.context import Context
 from coordinator.drafting import OWN, Drafted, Drafting
 from coordinator.features import SessionFeatures
-from coordinator.pool import Pool
-from coordinator.replica import Replica
+from coordinator.served import ServedDrafter, ServedDrafters
 from specdec.core import ngram
 from specdec.core.draft import NO_DRAFT, Draft
 from specdec.core.source_record import Offer
 from specdec.core.tree import DraftTree
-from specdec.edge.messages import ReplicaInfo
 
 # They look up too: how much of the text the own n-gram sees repeated tells about their drafts as well.
 LOOKUPS = ("suffix",)
@@ -43,23 +41,20 @@ NOBODY = Ask()
 
 
 class Sources:
-    """pool: of drafters; targets: of the verifiers, whose machines some of them may share. named: the only drafter that
-    the request allows, None: any. open: the draft side towards one drafter, by its name, None: whichever the replicas
-    put first.
+    """served: what the pool's drafters can do. named: the only one that the request allows, None: any. open: the draft
+    side towards one drafter, by its name, None: whichever the replicas put first.
 
     What is offered depends on the committed tokens, on who is ready and on nothing that was drawn (algorithms.md,
     section 9); the n-gram's own proposal is a function of the committed tokens."""
 
     def __init__(
         self,
-        pool: Pool,
-        targets: Pool,
+        served: ServedDrafters,
         named: str | None,
         open: Callable[[str | None], Drafting],
         features: SessionFeatures,
     ) -> None:
-        self._pool = pool
-        self._targets = targets
+        self._served = served
         self._features = features
         self._named = named
         self._open = open
@@ -96,9 +91,8 @@ class Sources:
         """What `planner.choose` made of the offers."""
         if offer is None or not k:
             return NOBODY
-        local = bool(offer.matched)
         drafter = offer.source.partition(":")[0]
-        return Ask(offer.source, drafter, k, offer.tree, local, None if local else drafter)
+        return Ask(offer.source, drafter, k, offer.tree, offer.local, None if offer.local else drafter)
 
     async def draft(
         self, ask: Ask, context: Context, cycle: int, traceparent: str, tasks: asyncio.TaskGroup
@@ -109,50 +103,36 @@ class Sources:
         if not ask.local:
             return await self._stream(ask.stream).draft(context, cycle, ask.k, traceparent, tasks)
         own = Draft(DraftTree.chain(self._lookup.ids[: ask.k]), drafter=OWN, score=self._lookup.score(ask.k))
-        missing = self._named is None and not self._pool.ready()
+        missing = self._named is None and not self._served.now()
         return Drafted(own, 0.0, "no_drafter" if missing else None)
-
-    def _is_blind(self, name: str, infos: list[ReplicaInfo]) -> bool:
-        """Whether it reads hidden states, of which none have come yet: a draft of nothing would be held against it."""
-        reads = any(info.drafter_info(name).feature_layers for info in infos)
-        return reads and self._features.empty
 
     def _own(self, most: int) -> list[Offer]:
         matched = self._lookup.matched
-        if not matched:
-            return []
-        return [Offer(self._by_match(OWN), most, matched=matched)]
+        return [Offer(self._by_match(OWN), most, matched=matched, local=True)] if matched else []
 
     def _others(self, length: int, most: int) -> list[Offer]:
-        served = self._served()
+        """A replica's n-gram knows no more than one's own. Who reads hidden states waits for the first of them: a draft
+        of nothing would be held against it."""
+        served = self._served.now()
         if self._named is not None:
             if self._named not in served and self._named != OWN:
                 return [Offer(self._named, most)]  # the cycle falls back, and says why
-            served = {name: infos for name, infos in served.items() if name == self._named}
-        seeing = [(name, infos) for name, infos in served.items() if not self._is_blind(name, infos)]
-        sharing = drafters_on_a_targets_cpu(self._pool.ready(), self._targets.ready())
-        return [self._offer(name, infos, length, most, name in sharing) for name, infos in seeing]
+            served = {name: drafter for name, drafter in served.items() if name == self._named}
+        sighted = not self._features.empty
+        return [
+            self._offer(drafter, length, most)
+            for name, drafter in served.items()
+            if name != OWN and (sighted or drafter.blind)
+        ]
 
-    def _offer(self, name: str, infos: list[ReplicaInfo], length: int, most: int, shares: bool) -> Offer:
-        """Bounded by the widest window and the largest answer that any replica has."""
-        nodes = max(info.max_nodes for info in infos)
-        window = max(info.max_context or length + most for info in infos)
-        source = self._by_match(name) if name in LOOKUPS and self._lookup.matched else name
-        tree = infos[0].drafter_info(name).tree
-        return Offer(source, max(0, min(most, nodes, window - length)), tree, shares=shares)
+    def _offer(self, drafter: ServedDrafter, length: int, most: int) -> Offer:
+        matched = self._lookup.matched if drafter.name in LOOKUPS else 0
+        source = self._by_match(drafter.name) if matched else drafter.name
+        most = max(0, min(most, drafter.nodes, drafter.window - length))
+        return Offer(source, most, drafter.tree, matched, shares=drafter.shares)
 
     def _by_match(self, name: str) -> str:
         return f"{name}:{next(length for least, length in MATCHES if self._lookup.matched >= least)}"
-
-    def _served(self) -> dict[str, list[ReplicaInfo]]:
-        """Replicas by the drafters that they serve, the operator's order kept. A replica's n-gram knows no more than
-        one's own."""
-        served: dict[str, list[ReplicaInfo]] = {}
-        for replica in self._pool.ready():
-            for name in replica.info.drafters:
-                if name != OWN:
-                    served.setdefault(name, []).append(replica.info)
-        return served
 
     def _stream(self, name: str | None) -> Drafting:
         if name not in self._streams:
@@ -160,10 +140,5 @@ class Sources:
         return self._streams[name]
 
     def _is_tree(self, name: str) -> bool:
-        return any(infos[0].drafter_info(name).tree for served, infos in self._served().items() if served == name)
-
-
-def drafters_on_a_targets_cpu(drafters: Sequence[Replica], targets: Sequence[Replica]) -> set[str]:
-    """Names of drafters of which some replica computes on the processor of a verifier."""
-    machines = {replica.cpu for replica in targets} - {""}
-    return {name for replica in drafters if replica.cpu in machines for name in replica.drafters}
+        drafter = self._served.now().get(name)
+        return drafter is not None and drafter.tree

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 MEMORY = 0.96  # weight that an observation keeps per later one: about 25 count
@@ -42,10 +43,16 @@ class Line:
 
     def at(self, x: float) -> float:
         """y at x, y in proportion to x being the prior. The slope is kept between 0 and that, so y stays positive."""
-        if self.x <= 0:
-            return self.y
-        prior = self.y / self.x
-        return self.y + min(max(self.slope(prior), 0.0), prior) * (x - self.x)
+        return self.line()(x)
+
+    def line(self) -> Callable[[float], float]:
+        """`at`, for who asks for many."""
+        middle, y = self.x, self.y
+        if middle <= 0:
+            return lambda x: y
+        prior = y / middle
+        slope = min(max(self.slope(prior), 0.0), prior)
+        return lambda x: y + slope * (x - middle)
 
 
 EMPTY_LINE = Line()

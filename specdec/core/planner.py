@@ -1,5 +1,4 @@
-"""Whom to ask for a draft and for how many tokens: the cost model of speculative decoding and a planner that measures
-its terms (algorithms.md, section 11; Leviathan et al. 2023, section 3.3).
+"""Whom to ask for a draft and for how many tokens: a planner that measures the terms of the cost model (`speedup.py`).
 
 The planner reads counts, exact alphas and times of committed cycles, never a draft token, so every rule stays
 exact under it (section 9). It is a value: one per session, nothing is shared between requests. What a verifier measured
@@ -30,38 +29,22 @@ START = 4  # draft tokens while nothing is known of the times; at most, while on
 PROBE = 2  # draft tokens of a probe; twice as many nodes of a tree
 FEW_TRIALS = 3  # asks of which a first judgement is made
 SPARE = 0.003  # of the time, that all probes together may lose
+RESTING, LOOK = 16, 8  # cycles after which a source that was left alone is looked at in one of so many cycles only
 HEAD_START = 2.0  # steps that a session may fall behind plain decoding, and SPARE of its time, for early trials
-
-
-def expected_tokens(alpha: float, k: int) -> float:
-    """Tokens per cycle with k draft tokens, each accepted with probability alpha: (1 - alpha^(k+1)) / (1 -
-    alpha), summed as a series so that alpha = 1 is no exception."""
-    return sum(alpha**i for i in range(k + 1))
-
-
-def speedup(alpha: float, k: int, c: float, rho: float = 0.0, rho_d: float = 0.0) -> float:
-    """Over plain decoding in the same topology. c: draft step over target step; rho, rho_d: round trips to
-    verifier and drafter over target step. Without draft tokens the drafter is not asked."""
-    cycle = 1 + rho + (k * c + rho_d if k else 0.0)
-    return expected_tokens(alpha, k) * (1 + rho) / cycle
-
-
-def best_k(alpha: float, c: float, rho: float, rho_d: float, max_k: int) -> int:
-    """The k in 0..max_k with the greatest speedup, the smallest of equals."""
-    return max(range(max_k + 1), key=lambda k: speedup(alpha, k, c, rho, rho_d))
 
 
 @dataclass(frozen=True, slots=True)
 class Planner:
     """State of one session. step_times: the verifier's own, None: it told none. sources: what was learned of each, by
-    `Offer.source`. verify: the seconds that a verify took over those that the table expects, by the rows of the whole
-    forward; network, draft_network: seconds on the way to the verifier and to drafters; batch: messages in a forward,
-    over one's own rows; cycles: observed so far; lost: steps that the session is behind plain decoding, never below 0.
-    """
+    `Offer.source`. verify: the seconds that a forward took over those that the table expects, by all of its rows;
+    queue: the wait before it, over its own time; network, draft_network: seconds on the way to the verifier and to
+    drafters; batch: messages in a forward, over one's own rows; cycles: observed so far; lost: steps that the session
+    is behind plain decoding, never below 0."""
 
     step_times: StepTimeTable | None = None
     sources: Mapping[str, SourceRecord] = field(default_factory=dict)
     verify: Line = EMPTY_LINE
+    queue: Line = EMPTY_LINE
     network: Line = EMPTY_LINE
     draft_network: Line = EMPTY_LINE
     batch: Line = EMPTY_LINE
@@ -90,7 +73,12 @@ def served_by(planner: Planner, step_times: StepTimeTable | None) -> Planner:
     """The planner once a verifier with this table serves the session: what was learned of another's pace goes."""
     if step_times is planner.step_times:
         return planner
-    return replace(planner, step_times=step_times, verify=EMPTY_LINE)
+    return replace(planner, step_times=step_times, verify=EMPTY_LINE, queue=EMPTY_LINE)
+
+
+def in_company(planner: Planner, messages: float) -> Planner:
+    """The planner with a guess at how many messages share a forward, which holds until one has told."""
+    return planner if planner.batch.weight else replace(planner, batch=Line(y=messages))
 
 
 def handed_on(planner: Planner, begun: Planner) -> Planner:
@@ -119,7 +107,11 @@ def choose(planner: Planner, offers: Sequence[Offer], limit: int, context: int =
     noticed: ever more rarely while it goes on losing, never so often that probes cost more than SPARE of the time, and
     again at once while its drafts are accepted whole, if that would make it the best."""
     price = _price(planner, context)
-    plans = [_best(planner, offer, min(offer.most, limit), price) for offer in offers if min(offer.most, limit) > 0]
+    plans = [
+        _best(planner, offer, min(offer.most, limit), price)
+        for offer in offers
+        if min(offer.most, limit) > 0 and not _rests(planner, offer)
+    ]
     if not plans:
         return None, 0
     step = _plain_seconds(planner, price)
@@ -134,35 +126,46 @@ def choose(planner: Planner, offers: Sequence[Offer], limit: int, context: int =
     return (best.offer, best.k) if best.rate > 1 / step else (None, 0)
 
 
+def _rests(planner: Planner, offer: Offer) -> bool:
+    """To price a source takes as long as a fair part of a small model's step."""
+    record = planner.sources.get(offer.source)
+    if record is None or record.promising or offer.matched:
+        return False
+    return planner.cycles - record.last > RESTING and planner.cycles % LOOK > 0
+
+
 def pays(planner: Planner, offer: Offer, context: int = 0) -> bool:
-    """Whether asking this source promises more than plain decoding, or next to nothing is known of it."""
-    if planner.sources.get(offer.source, NOTHING_KNOWN).asks < FEW_TRIALS:
-        return True
+    """Whether asking this source promises more than plain decoding, or might after the few times that it was tried."""
     price = _price(planner, context)
-    return _best(planner, offer, offer.most, price).rate > 1 / _plain_seconds(planner, price)
+    plain = 1 / _plain_seconds(planner, price)
+    if planner.sources.get(offer.source, NOTHING_KNOWN).asks >= FEW_TRIALS:
+        return _best(planner, offer, offer.most, price).rate > plain
+    probe = _probe(planner, _best(planner, offer, offer.most, price), offer.most, price, plain)
+    return (1 + probe.k) / probe.seconds > plain
 
 
 def _best(planner: Planner, offer: Offer, most: int, price: Price) -> _Plan:
     """The k in 1..most that promises most, the smallest of equals. Little is risked on a source that was never asked,
     less where there are others that were."""
     known = planner.sources.get(offer.source)
-    if known is None and not offer.matched and planner.sources:
+    if known is None and not offer.local and planner.sources:
         most = min(_probe_size(offer), most)
-    elif not planner.verify.weight or (known is None and not offer.matched):
+    elif not planner.verify.weight or (known is None and not offer.local):
         most = min(START, most)
     record = known or NOTHING_KNOWN
     tokens = gains(record, offer, most)
+    seconds = _seconds(planner, record, offer, price)
     # Every k: a forward's time jumps with its rows, so that a longer draft may be better again.
-    seconds = [_seconds(planner, record, offer, k, price) for k in range(1, most + 1)]
-    k = max(range(1, most + 1), key=lambda k: tokens[k] / seconds[k - 1])
-    return _Plan(offer, k, tokens[k], seconds[k - 1])
+    rates = [tokens[k] / seconds(k) for k in range(1, most + 1)]
+    k = rates.index(max(rates)) + 1
+    return _Plan(offer, k, tokens[k], seconds(k))
 
 
 def _probe(planner: Planner, plan: _Plan, limit: int, price: Price, rate: float) -> _Plan:
     """What to ask a source for that promises less than plain decoding: what loses least against `rate`."""
     record, offer = planner.sources.get(plan.offer.source, NOTHING_KNOWN), plan.offer
     k = min(_probe_size(offer), offer.most, limit)
-    short = _Plan(offer, k, gains(record, offer, k)[k], _seconds(planner, record, offer, k, price))
+    short = _Plan(offer, k, gains(record, offer, k)[k], _seconds(planner, record, offer, price)(k))
     return min(short, plan, key=lambda p: p.seconds - p.tokens / rate)
 
 
@@ -186,18 +189,18 @@ def _due(planner: Planner, probe: _Plan, rate: float, step: float, sources: int)
     return planner.cycles - record.last >= waits(record, affordable)
 
 
-def _seconds(planner: Planner, record: SourceRecord, offer: Offer, k: int, price: Price) -> float:
-    """Expected seconds of a cycle that asks for k. Rows are priced as if every session in the batch did the
-    same: a row that slows all of them must not look cheap because each pays a share. So are drafts that are computed on
-    the target's processor."""
-    rows = 1 + k * (record.rows.y if record.rows.weight else 1.0)
-    seconds = price(max(1.0, planner.batch.y) * rows)
-    if k and record.network.weight:
-        others = max(1.0, planner.batch.y / max(1.0, record.batch.y)) if offer.shares else 1.0
-        seconds += others * record.seconds.at(k if offer.tree else k * record.depth.y) + record.network.y
-    elif k and not offer.matched:
-        seconds += planner.draft_network.y
-    return max(seconds, 1e-9)
+def _seconds(planner: Planner, record: SourceRecord, offer: Offer, price: Price) -> Callable[[int], float]:
+    """Expected seconds of a cycle by the k > 0 that it asks for. Rows are priced as if every session in the batch did
+    the same: a row that slows all of them must not look cheap because each pays a share. So are drafts that are
+    computed on the target's processor."""
+    batch, rows = max(1.0, planner.batch.y), record.rows.y if record.rows.weight else 1.0
+    if not record.network.weight:
+        known, way = EMPTY_LINE, 0.0 if offer.local else planner.draft_network.y
+    else:
+        known, way = record.seconds, record.network.y
+    others = max(1.0, batch / max(1.0, record.batch.y)) if offer.shares else 1.0
+    depth, draft = 1.0 if offer.tree else record.depth.y, known.line()
+    return lambda k: max(1e-9, price(batch * (1 + k * rows)) + others * draft(k * depth) + way)
 
 
 def _plain_seconds(planner: Planner, price: Price) -> float:
@@ -205,22 +208,29 @@ def _plain_seconds(planner: Planner, price: Price) -> float:
 
 
 def _price(planner: Planner, context: int) -> Price:
-    """As the table has it, times what cycles took over that; and once they have differed in rows, with the slope that
-    they showed. More rows never cost less, and the slope keeps to what leaves a positive time."""
-    table, line, network = planner.step_times or UNMEASURED, planner.verify, planner.network.y
+    """Whoever finds others before it waits for forwards like its own: that grows with them."""
+    forward, busy, network = _forward(planner, context), 1 + planner.queue.y, planner.network.y
+    return lambda rows: busy * forward(rows) + network
+
+
+def _forward(planner: Planner, context: int) -> Price:
+    """Seconds of a forward alone. As the table has it, times what forwards took over that; and once they have differed
+    in rows, with the slope that they showed. More rows never cost less, and the slope keeps to what leaves a positive
+    time."""
+    line, estimate = planner.verify, (planner.step_times or UNMEASURED).behind(context)
     if not line.weight:
-        return lambda rows: table.estimate(rows, context) + network
-    middle = table.estimate(line.x, context)
+        return estimate
+    middle = estimate(line.x)
     measured, shown, through_origin = line.y * middle, middle * line.slope(0.0), line.y * middle / line.x
 
-    def price(rows: float) -> float:
+    def seconds(rows: float) -> float:
         if rows == line.x:
-            return measured + network
-        prior = line.y * (table.estimate(rows, context) - middle) / (rows - line.x)
+            return measured
+        prior = line.y * (estimate(rows) - middle) / (rows - line.x)
         slope = min(max(prior + shown, 0.0), max(through_origin, prior))
-        return measured + slope * (rows - line.x) + network
+        return measured + slope * (rows - line.x)
 
-    return price
+    return seconds
 
 
 def observe(planner: Planner, cycle: CycleOutcome) -> Planner:
@@ -229,10 +239,12 @@ def observe(planner: Planner, cycle: CycleOutcome) -> Planner:
     if cycle.verify_seconds is not None:
         batch = planner.batch.add(cycle.rows, cycle.batch)
         rows = cycle.batch_rows or cycle.rows + (cycle.batch - 1) * batch.x
+        forward = max(1e-9, cycle.verify_seconds - cycle.verify_queue)
         told = bool(cycle.batch_rows) or cycle.batch == 1
         planner = replace(
             planner,
-            verify=_add_verify(planner, rows, told, cycle.context, cycle.verify_seconds),
+            verify=_add_verify(planner, rows, told, cycle.context, forward),
+            queue=add_time(planner.queue, 0.0, cycle.verify_queue / forward),
             network=add_time(planner.network, 0.0, cycle.verify_network),
             batch=batch,
         )
@@ -256,6 +268,6 @@ def _behind(planner: Planner, cycle: CycleOutcome) -> float:
 
 def _add_verify(planner: Planner, rows: float, told: bool, context: int, seconds: float) -> Line:
     if planner.verify.weight and planner.verify.y > 0:
-        seconds = min(seconds, OUTLIER * (_price(planner, context)(rows) - planner.network.y))
+        seconds = min(seconds, OUTLIER * _forward(planner, context)(rows))
     at = rows if told or not planner.verify.weight else planner.verify.x  # a guess at rows says nothing of their price
     return planner.verify.add(at, seconds / (planner.step_times or UNMEASURED).estimate(rows, context))

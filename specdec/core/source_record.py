@@ -31,13 +31,14 @@ class Offer:
     shares: it computes on the target's processor, where what one session drafts is time that all others wait.
 
     matched: for a lookup in the context, the length of its match, which says before anything is learned how likely the
-    first token is; 0: another kind of source. Such a draft is at hand and costs no round trip."""
+    first token is; 0: another kind of source. local: the draft is at hand and costs no round trip."""
 
     source: str
     most: int
     tree: bool = False
     matched: int = 0
     shares: bool = False
+    local: bool = False
 
     @property
     def chance(self) -> float:
@@ -55,10 +56,10 @@ class CycleOutcome:
 
     draft_seconds, verify_seconds: queue and compute as the replica reports them, None where the cycle is no
     measure of the next one (it computed a prompt, or was retried); the rest of each phase's wall time is
-    network. batch, batch_rows: messages and rows in the verify's forward, all sessions together; rows 0:
-    unknown, then the others' are taken to be like one's own on average, which prices a row less well. context: rows
-    that the verifier held before it. draft_batch: messages that the drafter served together. paid: wall seconds of the
-    whole draft phase, a prompt computed in it included."""
+    network. verify_queue: what of verify_seconds was before the forward. batch, batch_rows: messages and rows in the
+    verify's forward, all sessions together; rows 0: unknown, then the others' are taken to be like one's own on
+    average, which prices a row less well. context: rows that the verifier held before it. draft_batch: messages that
+    the drafter served together. paid: wall seconds of the whole draft phase, a prompt computed in it included."""
 
     asked: int
     depth: int
@@ -66,6 +67,7 @@ class CycleOutcome:
     accepted: int
     draft_seconds: float | None = None
     verify_seconds: float | None = None
+    verify_queue: float = 0.0
     draft_network: float = 0.0
     verify_network: float = 0.0
     batch: int = 1

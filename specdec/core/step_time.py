@@ -35,14 +35,23 @@ class StepTimeTable:
     def estimate(self, rows: float, context: float) -> float:
         """Seconds, by straight lines between the knots. Beyond the last rows the last line goes on; beyond the first
         and the last context nothing changes."""
-        i, along = _place(self.rows, rows)
+        return self.behind(context)(rows)
+
+    def behind(self, context: float) -> Callable[[float], float]:
+        """`estimate` by rows alone: for who asks for many."""
         j, deep = _place(self.contexts, context)
-        deep = min(deep, 1.0)
-        low, high = self.seconds[i], self.seconds[min(i + 1, len(self.rows) - 1)]
-        right = min(j + 1, len(self.contexts) - 1)
-        first = low[j] + deep * (low[right] - low[j])
-        second = high[j] + deep * (high[right] - high[j])
-        return first + along * (second - first)
+        deep, right = min(deep, 1.0), min(j + 1, len(self.contexts) - 1)
+        seconds = [line[j] + deep * (line[right] - line[j]) for line in self.seconds]
+        knots, last = self.rows, len(self.rows) - 2
+
+        def estimate(rows: float) -> float:
+            i = min(bisect_right(knots, rows) - 1, last)
+            if i < 0:
+                return seconds[0]
+            first, start = seconds[i], knots[i]
+            return first + (rows - start) / (knots[i + 1] - start) * (seconds[i + 1] - first)
+
+        return estimate
 
     def saturating_rows(self, share: float) -> int:
         """The first of `rows` that brings `share` of the most rows a second of any, over the shortest context: larger

@@ -1,48 +1,134 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from coordinator.experience import TRIED_AGAIN, Experience
+from coordinator.experience import TRIED_AGAIN, Experience, Learning
+from coordinator.served import ServedDrafter
 from coordinator.turn import Turn
-from specdec.core.planner import Planner, observe
 from specdec.core.sampling import SamplingParams
-from specdec.core.source_record import CycleOutcome
-from specdec.edge.messages import DrafterInfo
+from specdec.core.source_record import TRIALS, CycleOutcome, Offer
 
-READER = DrafterInfo("eagle", feature_layers=(2,), feature_size=8)
+READER = ServedDrafter("eagle", nodes=32, window=1 << 30, tree=False, blind=False, shares=True)
 TURN = Turn(params=SamplingParams(temperature=0.0), seed=1, max_tokens=8)
+PLAIN = CycleOutcome(asked=0, depth=0, rows=1, accepted=0, verify_seconds=0.01)
+EAGLE, LM = Offer("eagle", 8, shares=True), Offer("lm", 8, shares=True)
 
 
-def taught(accepted: int, cycles: int = 30) -> Planner:
-    """A planner whose reader had so many of two draft tokens accepted, at half a step's cost."""
-    planner = Planner()
-    plain = CycleOutcome(asked=0, depth=0, rows=1, accepted=0, verify_seconds=0.01)
-    drafted = replace(
-        plain, asked=2, depth=2, rows=3, accepted=accepted, drafter="eagle", draft_seconds=0.005, paid=0.005
-    )
-    for number in range(cycles):
-        planner = observe(planner, drafted if number % 2 else plain)
-    return planner
+def drafted(accepted: int, drafter: str = "eagle") -> CycleOutcome:
+    """Two draft tokens at half a step's cost."""
+    return replace(PLAIN, asked=2, depth=2, rows=3, accepted=accepted, drafter=drafter, draft_seconds=0.005, paid=0.005)
+
+
+def teach(experience: Experience, accepted: int, cycles: int = 30) -> None:
+    with experience.turn(TURN) as learning:
+        for number in range(cycles):
+            learning.observe(drafted(accepted) if number % 2 else PLAIN)
+
+
+def wants(experience: Experience) -> bool:
+    with experience.turn(TURN) as learning:
+        return learning.wants_features([READER], 10)
+
+
+def choose(learning: Learning, offers: Sequence[Offer] = (EAGLE,)) -> str:
+    offer, k = learning.choose(offers, 8, 10, None)
+    return offer.source if offer is not None and k else ""
 
 
 @pytest.mark.parametrize(("accepted", "pays"), [(0, False), (2, True)])
 def test_hidden_states_are_asked_for_where_a_drafter_that_reads_them_pays(accepted: int, pays: bool) -> None:
     experience = Experience()
-    assert experience.wants_features(experience.of(TURN), [READER], 10), "nothing is known yet"
-    experience.keep(TURN, taught(accepted), Planner())
-    asked = [experience.wants_features(experience.of(TURN), [READER], 10) for _ in range(2 * TRIED_AGAIN)]
+    assert wants(experience), "nothing is known yet"
+    teach(experience, accepted)
+    asked = [wants(experience) for _ in range(2 * TRIED_AGAIN)]
     assert all(asked) if pays else np.count_nonzero(asked) == 2
 
 
+def test_in_company_a_draft_on_the_targets_processor_must_pay_for_all_who_wait() -> None:
+    experience = Experience()
+    teach(experience, accepted=2)
+    turns = [experience.turn(TURN) for _ in range(8)]
+    crowd = [turn.__enter__() for turn in turns]
+    assert not any(learning.wants_features([READER], 10) for learning in crowd)
+    assert crowd[0].wants_features([replace(READER, shares=False)], 10), "elsewhere it costs the others nothing"
+    for turn in turns:
+        turn.__exit__(None, None, None)
+    assert wants(experience), "alone again"
+
+
+def test_company_is_shared_by_the_verifiers() -> None:
+    experience = Experience(lambda: 4)
+    turns = [experience.turn(TURN) for _ in range(8)]
+    for turn in turns:
+        turn.__enter__()
+    assert experience.company == 2.0
+
+
 def test_where_no_drafter_reads_them_the_question_is_left_open() -> None:
-    assert Experience().wants_features(taught(0), [], 10)
+    with Experience().turn(TURN) as learning:
+        assert learning.wants_features([], 10)
 
 
 def test_kinds_of_turns_learn_apart() -> None:
     experience = Experience()
-    experience.keep(TURN, taught(2), Planner())
-    sampled = replace(TURN, params=SamplingParams(temperature=1.0))
-    assert experience.of(TURN).sources and not experience.of(sampled).sources
+    teach(experience, accepted=2)
+    with (
+        experience.turn(TURN) as greedy,
+        experience.turn(replace(TURN, params=SamplingParams(temperature=1.0))) as sampled,
+    ):
+        assert greedy.planner.sources and not sampled.planner.sources
+
+
+def test_one_session_at_a_time_tries_what_nobody_knows() -> None:
+    experience = Experience()
+    with experience.turn(TURN) as first, experience.turn(TURN) as second:
+        assert choose(first) == "eagle"
+        assert choose(second) == ""
+        assert choose(second, [EAGLE, LM]) == "lm", "another drafter may be tried meanwhile"
+        first.observe(drafted(2))
+        assert choose(second) == "eagle"
+
+
+def test_all_learn_from_a_trial_at_once() -> None:
+    experience = Experience()
+    with experience.turn(TURN) as first, experience.turn(TURN) as second:
+        assert choose(first) == "eagle"
+        first.observe(drafted(2))
+        choose(second)
+        assert second.planner.sources["eagle"].asks == 1
+        assert choose(first, [LM]) == "lm"
+        first.observe(drafted(2, "lm"))
+        choose(second, [LM])
+        assert second.planner.sources["lm"].asks == 1
+
+
+def test_what_is_known_is_asked_for_by_all_at_once() -> None:
+    experience = Experience()
+    with experience.turn(TURN) as learning:
+        for _ in range(TRIALS):
+            learning.observe(drafted(2))
+    with experience.turn(TURN) as first, experience.turn(TURN) as second:
+        assert [choose(first), choose(second)] == ["eagle", "eagle"]
+
+
+def test_a_turn_that_breaks_off_lets_go_of_its_trial() -> None:
+    experience = Experience()
+    with experience.turn(TURN) as second:
+        with pytest.raises(RuntimeError), experience.turn(TURN) as first:
+            assert choose(first) == "eagle"
+            raise RuntimeError("the client has left")
+        assert choose(second) == "eagle"
+
+
+def test_a_turn_leaves_alone_what_others_found_out_meanwhile() -> None:
+    """It ends last and never asked: what it began with is older."""
+    experience = Experience()
+    with experience.turn(TURN) as idle:
+        idle.observe(PLAIN)
+        teach(experience, accepted=2)
+    with experience.turn(TURN) as learning:
+        assert learning.planner.sources["eagle"].asks == 15

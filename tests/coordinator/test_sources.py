@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from coordinator.replica import Replica
-from coordinator.sources import drafters_on_a_targets_cpu
+from coordinator.served import drafters_on_a_targets_cpu
 from specdec.core.sampling import SamplingParams
 from tests.coordinator.chi_square import SUSPICIOUS, p_value, transition_counts
 from tests.fakes.replicas import ScriptedDrafter

@@ -71,7 +71,7 @@ def test_copying_goes_to_the_lookup_at_once_and_prose_back_to_the_model() -> Non
 
 
 def test_a_long_match_is_believed_before_anything_was_learned_of_it() -> None:
-    offer, k = choose(Planner(), [Offer("lm", LIMIT), Offer("ngram/long", LIMIT, matched=8)], LIMIT)
+    offer, k = choose(Planner(), [Offer("lm", LIMIT), Offer("ngram/long", LIMIT, matched=8, local=True)], LIMIT)
     assert offer is not None and offer.source == "ngram/long" and k >= 4
 
 

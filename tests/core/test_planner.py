@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.core.planner import START, Planner, best_k, expected_tokens, observe, plan, served_by, speedup
+from specdec.core.planner import START, Planner, observe, plan, served_by
 from specdec.core.source_record import FIRST_PROBE, LAST_PROBE, CycleOutcome
+from specdec.core.speedup import best_k, expected_tokens, speedup
 from specdec.core.step_time import StepTimeTable
 
 MAX_K = 12
@@ -292,6 +293,18 @@ def test_speculation_backs_off_when_the_verifier_is_saturated(n: int, rows_told:
 def test_speculation_gains_where_there_is_room() -> None:
     """Concurrency 1, acceptance .8."""
     assert crowd(1, 0.8, 500) >= 1.5 * crowd(1, 0.8, 500, fixed=0)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_rows_do_not_look_free_where_all_wait_for_each_others_forwards(told: bool) -> None:
+    """The wait before a long forward happens to be short, so that all cycles take as long. Without being told how much
+    of that was waiting the planner would draft for next to nothing."""
+    planner, world = Planner(), World(lambda i: 0.2, draft=0.0)
+    for number in range(200):
+        outcome = world.cycle(4 if number % 2 else 0)
+        wait = 20.0 - 2.0 * outcome.rows
+        planner = observe(planner, replace(outcome, verify_seconds=20.0, verify_queue=wait if told else 0.0))
+    assert (plan(planner, MAX_K) == 0) is told
 
 
 # With the verifier's own table.

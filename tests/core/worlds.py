@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specdec.core.planner import Planner, choose, expected_tokens, observe
+from specdec.core.planner import Planner, choose, observe
 from specdec.core.source_record import CycleOutcome, Offer
+from specdec.core.speedup import expected_tokens
 
 LIMIT = 16
 STEP = 10.0  # seconds of a target step; drafters are priced against it
@@ -30,7 +31,13 @@ class Source:
     accepts: Callable[[int, np.random.Generator], tuple[int, ...]] | None = None
 
     def offer(self, name: str) -> Offer:
-        return Offer(name, LIMIT if self.accepts is None else 60, self.accepts is not None, self.matched)
+        return Offer(
+            name,
+            LIMIT if self.accepts is None else 60,
+            self.accepts is not None,
+            self.matched,
+            local=bool(self.matched),
+        )
 
     def cycle(self, name: str, k: int, rng: np.random.Generator) -> CycleOutcome:
         nodes = self.accepts(k, rng) if self.accepts else tuple(range(1, _run(self.alpha, k, rng) + 1))

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specdec.core.errors import ConfigError
-from specdec.core.planner import best_k, expected_tokens, speedup
+from specdec.core.speedup import best_k, expected_tokens, speedup
 
 HELP = "how many tokens to draft, from the acceptance rate and the costs"
 

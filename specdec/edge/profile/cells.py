@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 
-from specdec.core.planner import best_k
+from specdec.core.speedup import best_k
 from specdec.edge.profile.cycles import CycleSample
 from specdec.edge.profile.statistics import (
     Costs,

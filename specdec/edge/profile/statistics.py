@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from statistics import median
 
-from specdec.core.planner import expected_tokens
+from specdec.core.speedup import expected_tokens
 from specdec.edge.profile.cycles import CycleSample
 
 Cycles = Sequence[CycleSample]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from specdec.core.planner import best_k
+from specdec.core.speedup import best_k
 from specdec.edge.profile.cells import ALL, AUTO, PLAIN, Cell, Key, cells, configurations, recommendation
 from specdec.edge.profile.cycles import CycleSample
 from specdec.edge.profile.picture import draw_picture

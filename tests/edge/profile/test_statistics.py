@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from specdec.core.planner import expected_tokens, speedup
+from specdec.core.speedup import expected_tokens, speedup
 from specdec.edge.profile.statistics import (
     branching,
     costs,
