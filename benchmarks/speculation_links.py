@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from benchmarks.report import Row
 from benchmarks.speculation_beds import Prepared
-from benchmarks.speculation_contest import Contest, say
+from benchmarks.speculation_contest import Contest, Prompts, say
 from benchmarks.speculation_lineup import AUTO, PLAIN, Entrant, our_entry
 from benchmarks.subjects.lineup import OURS, started
+from benchmarks.subjects.process import Subject
 
 ROUND_TRIPS = (0.0, 0.001, 0.005, 0.02, 0.05)
 GRID = (1, 2, 4, 6, 8, 12)
 QUICK_GRID = (2, 4)
+LOAD_SECONDS = 30.0
 PLANNER = "k by the planner"
 
 
@@ -66,21 +69,36 @@ def rows_of_round_trips(
 
 
 def sessions(prepared: Prepared, counts: Sequence[int], rounds: int, logs: Path) -> list[Row]:
-    """Several sessions at once: `auto` beside target-only, tokens a second of all together."""
+    """`auto` beside target-only, tokens a second of all sessions together: with so many of them at all times, and for
+    so many requests that come at once, from then to the end of the last."""
     rows = []
-    prompts = prepared.prompts
+    prompts, new_tokens = prepared.prompts, prepared.bed.new_tokens
+    entrants = [Entrant(PLAIN, OURS, {"num_draft_tokens": 0}), Entrant(AUTO, OURS)]
     with started([our_entry(prepared, logs)], logs) as subjects:
-        contest = Contest([Entrant(PLAIN, OURS, {"num_draft_tokens": 0}), Entrant(AUTO, OURS)], subjects)
+        contest = Contest(entrants, subjects)
         contest.warm_up(prompts)
         for count in counts:
+            rates: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
             together = [prompts[i % len(prompts)] for i in range(count)]
             for number in range(rounds):
-                contest.round(f"{count}", together, prepared.bed.new_tokens)
-                say(f"{count} sessions: round {number + 1} of {rounds}")
+                for entrant in entrants[:: (-1) ** number]:
+                    rates[entrant.name].append(_loaded(subjects[OURS], entrant, prompts, new_tokens, count))
+                contest.round(f"{count}", together, new_tokens)
+                say(f"{count} sessions: round {number + 1} of {rounds}: {rates}")
+            steady = {name: median(values) for name, values in rates.items()}
+            rows.append(Row(f"{count} sessions all the time", AUTO, steady[AUTO], "tokens/s", PLAIN, steady[PLAIN]))
             plain, auto = contest.rate(PLAIN, [f"{count}"]), contest.rate(AUTO, [f"{count}"])
             assert plain is not None and auto is not None, "ours answers or fails"
-            rows.append(Row(f"{count} sessions at once", AUTO, auto, "tokens/s", PLAIN, plain))
+            rows.append(Row(f"{count} requests, to the last one's end", AUTO, auto, "tokens/s", PLAIN, plain))
     return rows
+
+
+def _loaded(ours: Subject, entrant: Entrant, prompts: Prompts, new_tokens: int, count: int) -> float:
+    asked = [list(prompt) for prompt in prompts]
+    answer = ours.ask(
+        "load", prompts=asked, new_tokens=new_tokens, sessions=count, seconds=LOAD_SECONDS, **entrant.arguments
+    )
+    return float(answer["count"]) / float(answer["seconds"])
 
 
 def named(subject: str, trip: float) -> str:

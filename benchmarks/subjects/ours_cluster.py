@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, aclosing
+from itertools import count
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ from specdec.edge.cores import openmp_environment, usable_cores
 from specdec.edge.process import ChildProcess
 
 READY_SECONDS = 60.0
+RAMP = 0.2  # of the seconds that a load is counted, before that
 COUNTED = ("cycles", "drafts", "draft_tokens", "accepted_tokens", "exact_alpha_sum", "exact_alpha_count")
 PARTS = ("draft_seconds", "verify_seconds", "commit_seconds", "decode_seconds")
 T = TypeVar("T")
@@ -41,7 +43,7 @@ class OursCluster:
         self._do(self._start(logs, flags))
 
     def handlers(self) -> Handlers:
-        return {"generate": self.generate, "about": self.about}
+        return {"generate": self.generate, "load": self.load, "about": self.about}
 
     def pids(self) -> list[int]:
         return [member.process.pid for member in self._cluster.members]
@@ -62,6 +64,13 @@ class OursCluster:
         if round_trip is not None:
             address, self._proxy.round_trip = f"127.0.0.1:{self._far_port}", round_trip
         return self._do(self._generate(address, prompts, new_tokens, fields))
+
+    def load(
+        self, prompts: list[list[int]], new_tokens: int, sessions: int, seconds: float, **fields: Any
+    ) -> dict[str, Any]:
+        """So many sessions at all times: each client asks one prompt after the other, beginning with another than its
+        neighbour. What came is counted for `seconds`, from some time after the first answers began."""
+        return self._do(self._load(prompts, new_tokens, sessions, seconds, fields))
 
     async def _start(self, logs: Path, flags: list[str]) -> None:
         parser = argparse.ArgumentParser()
@@ -107,6 +116,29 @@ class OursCluster:
             **{name: sum(getattr(s, name) for s in stats) for name in (*COUNTED, *PARTS)},
         }
 
+    async def _load(
+        self, prompts: list[list[int]], new_tokens: int, sessions: int, seconds: float, fields: dict[str, Any]
+    ) -> dict[str, Any]:
+        await self._ready(self._cluster.address)
+        came = 0
+
+        async def ask_on(client: Client, first: int) -> None:
+            nonlocal came
+            for number in count(first):
+                prompt = prompts[number % len(prompts)]
+                async for event in client.generate(**_request(prompt, new_tokens, fields)):
+                    came += len(event.tokens) if isinstance(event, Chunk) else 0
+
+        async with Client(self._cluster.address) as client, asyncio.TaskGroup() as tasks:
+            clients = [tasks.create_task(ask_on(client, first)) for first in range(sessions)]
+            await asyncio.sleep(RAMP * seconds)
+            before, begun = came, time.perf_counter()
+            await asyncio.sleep(seconds)
+            tokens, taken = came - before, time.perf_counter() - begun
+            for task in clients:
+                task.cancel()
+        return {"seconds": taken, "count": tokens}
+
     async def _ready(self, address: str) -> Any:
         end = time.monotonic() + READY_SECONDS
         while True:
@@ -125,16 +157,19 @@ class OursCluster:
 async def _one(
     client: Client, prompt: list[int], new_tokens: int, fields: dict[str, Any]
 ) -> tuple[list[int], DraftStats]:
-    usual: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": 1.0, "top_k": 0, "top_p": 1.0}
     tokens, stats = [], DraftStats()
-    request = {**usual, **fields, "token_ids": prompt, "max_tokens": new_tokens, "ignore_eos": True}
-    async with aclosing(client.generate(**request)) as events:
+    async with aclosing(client.generate(**_request(prompt, new_tokens, fields))) as events:
         async for event in events:
             if isinstance(event, Chunk):
                 tokens += [token.id for token in event.tokens]
             elif isinstance(event, Complete):
                 stats = event.draft_stats
     return tokens, stats
+
+
+def _request(prompt: list[int], new_tokens: int, fields: dict[str, Any]) -> dict[str, Any]:
+    usual: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": 1.0, "top_k": 0, "top_p": 1.0}
+    return {**usual, **fields, "token_ids": prompt, "max_tokens": new_tokens, "ignore_eos": True}
 
 
 def _port(member: Member) -> int:

@@ -106,14 +106,11 @@ def choose(planner: Planner, offers: Sequence[Offer], limit: int, context: int =
     Now and then a source that is not the best is asked all the same, so that a text that has become easy for it is
     noticed: ever more rarely while it goes on losing, never so often that probes cost more than SPARE of the time, and
     again at once while its drafts are accepted whole, if that would make it the best."""
-    price = _price(planner, context)
-    plans = [
-        _best(planner, offer, min(offer.most, limit), price)
-        for offer in offers
-        if min(offer.most, limit) > 0 and not _rests(planner, offer)
-    ]
-    if not plans:
+    offers = [offer for offer in offers if min(offer.most, limit) > 0 and not _rests(planner, offer)]
+    if not offers:
         return None, 0
+    price = _price(planner, context)
+    plans = [_best(planner, offer, min(offer.most, limit), price) for offer in offers]
     step = _plain_seconds(planner, price)
     best = max(plans, key=lambda p: p.rate)
     rate = max(best.rate, 1 / step)
