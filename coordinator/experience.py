@@ -15,6 +15,7 @@ from specdec.core.source_record import NOTHING_KNOWN, TRIALS, CycleOutcome, Offe
 from specdec.core.step_time import StepTimeTable
 
 TRIED_AGAIN = 16  # one turn in so many lets drafters that do not pay see hidden states all the same
+WARMTHS, HOT = 5, 2.0  # temperatures that count as one: to a fifth, and all above
 _FEW = 8  # draft tokens by which that is judged
 
 
@@ -27,19 +28,20 @@ class _Kind:
 
 
 class Experience:
-    """By the kind of turn, since greedy, coupled and sampled drafts are accepted differently. verifiers: how many share
-    the turns."""
+    """By the kind of turn, since greedy, coupled and sampled drafts are accepted differently, and the less the warmer.
+    verifiers: how many share the turns."""
 
     def __init__(self, verifiers: Callable[[], int] = lambda: 1) -> None:
         self._verifiers = verifiers
-        self._kinds: dict[tuple[bool, str], _Kind] = {}
+        self._kinds: dict[tuple[bool, str, int], _Kind] = {}
         self._turns = 0
         self._running = 0
 
     @contextmanager
     def turn(self, turn: Turn) -> Iterator[Learning]:
         """From its beginning to its end, however it ends. Turns whose k is fixed are company too."""
-        kind = self._kinds.setdefault((turn.params.greedy, turn.rule), _Kind())
+        warmth = round(WARMTHS * min(turn.params.temperature, HOT))
+        kind = self._kinds.setdefault((turn.params.greedy, turn.rule, warmth), _Kind())
         learning = Learning(self, kind)
         self._running += 1
         try:

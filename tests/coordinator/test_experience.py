@@ -73,14 +73,18 @@ def test_where_no_drafter_reads_them_the_question_is_left_open() -> None:
         assert learning.wants_features([], 10)
 
 
-def test_kinds_of_turns_learn_apart() -> None:
+@pytest.mark.parametrize(
+    ("taught", "asked", "same"),
+    [(0.0, 0.0, True), (0.0, 1.0, False), (0.6, 1.0, False), (0.6, 0.65, True), (3.0, 5.0, True)],
+)
+def test_kinds_of_turns_learn_apart(taught: float, asked: float, same: bool) -> None:
+    """What is drafted well for a cool target is not for a warm one."""
     experience = Experience()
-    teach(experience, accepted=2)
-    with (
-        experience.turn(TURN) as greedy,
-        experience.turn(replace(TURN, params=SamplingParams(temperature=1.0))) as sampled,
-    ):
-        assert greedy.planner.sources and not sampled.planner.sources
+    first, second = (replace(TURN, params=SamplingParams(temperature=t)) for t in (taught, asked))
+    with experience.turn(first) as learning:
+        learning.observe(drafted(2))
+    with experience.turn(second) as learning:
+        assert bool(learning.planner.sources) is same
 
 
 def test_one_session_at_a_time_tries_what_nobody_knows() -> None:

@@ -42,6 +42,9 @@ def draw_picture(found: Sequence[Cell], title: str, file: Path) -> None:
         _acceptance(left, [one for one in whole if one.drafter != AUTO], temperature)
         _speedups(middle, whole)
         _domains(right, [one for one in here if one.domain != ALL])
+    handles, labels = rows[0][2].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     figure.savefig(file, dpi=120)
 
 
@@ -54,7 +57,6 @@ def _acceptance(axes: Any, whole: Sequence[Cell], temperature: float) -> None:
     axes.set(
         title=f"T = {temperature:g}: accepted to a position", xlabel="position (dotted: geometric)", ylim=(0, 1.02)
     )
-    _legend(axes)
 
 
 def _speedups(axes: Any, whole: Sequence[Cell]) -> None:
@@ -69,7 +71,6 @@ def _speedups(axes: Any, whole: Sequence[Cell]) -> None:
         axes.plot([p.k for p in known], [p.predicted_speedup for p in known], ":", color=color)
     axes.axhline(1.0, color="grey", linewidth=0.8)
     axes.set(title="speedup over plain decoding", xlabel="draft tokens (dotted: cost model)", ylim=(0, None))
-    _legend(axes)
 
 
 def _domains(axes: Any, here: Sequence[Cell]) -> None:
@@ -83,9 +84,3 @@ def _domains(axes: Any, here: Sequence[Cell]) -> None:
     axes.axhline(1.0, color="grey", linewidth=0.8)
     axes.set(title="best speedup by domain")
     axes.set_xticks([i + 0.4 - width / 2 for i in range(len(domains))], domains)
-    _legend(axes)
-
-
-def _legend(axes: Any) -> None:
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize="small")
