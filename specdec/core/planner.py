@@ -30,7 +30,6 @@ PROBE = 2  # draft tokens of a probe; twice as many nodes of a tree
 FEW_TRIALS = 3  # asks of which a first judgement is made
 SPARE = 0.003  # of the time, that all probes together may lose
 RESTING, LOOK = 16, 8  # cycles after which a source that was left alone is looked at in one of so many cycles only
-COMPANY = 1.5  # messages in a forward, from which on a session is not alone
 HEAD_START = 2.0  # steps that a session may fall behind plain decoding, and SPARE of its time, for early trials
 
 
@@ -214,19 +213,18 @@ def _price(planner: Planner, context: int) -> Price:
 def _forward(planner: Planner, context: int) -> Price:
     """Seconds of a forward alone. As the table has it, times what forwards took over that; and once they have differed
     in rows, with the slope that they showed. More rows never cost less, and the slope keeps to what leaves a positive
-    time. In company it is no less than the table's: there a forward with few rows is one that many sessions missed, for
-    whom the machine works meanwhile, and a line through such times is too flat."""
+    time."""
     line, estimate = planner.verify, (planner.step_times or UNMEASURED).behind(context)
     if not line.weight:
         return estimate
-    crowded, middle = planner.step_times is not None and planner.batch.y > COMPANY, estimate(line.x)
+    middle = estimate(line.x)
     measured, shown, through_origin = line.y * middle, middle * line.slope(0.0), line.y * middle / line.x
 
     def seconds(rows: float) -> float:
         if rows == line.x:
             return measured
         prior = line.y * (estimate(rows) - middle) / (rows - line.x)
-        slope = min(max(prior + shown, prior if crowded else 0.0), max(through_origin, prior))
+        slope = min(max(prior + shown, 0.0), max(through_origin, prior))
         return measured + slope * (rows - line.x)
 
     return seconds

@@ -334,16 +334,6 @@ def test_the_step_is_found_at_the_context_that_there_is() -> None:
     assert plan(planner, MAX_K, context=4000) == START
 
 
-@pytest.mark.parametrize("company", [True, False])
-def test_in_company_rows_are_no_cheaper_than_the_table_has_it(company: bool) -> None:
-    """Forwards take as long whatever their rows. Alone that corrects the table; in company it is no law of rows."""
-    planner, world = Planner(step_times=STEEP_TABLE), World(lambda i: 0.5, draft=0.0, verify=lambda rows: 200.0)
-    for number in range(100):
-        outcome = world.cycle(4 if number % 2 else 0)
-        planner = observe(planner, replace(outcome, batch=4, batch_rows=3 + outcome.rows) if company else outcome)
-    assert (plan(planner, MAX_K) == 0) is company
-
-
 def test_where_rows_are_dear_by_the_table_nothing_is_drafted_but_probes() -> None:
     planner = Planner(step_times=STEEP_TABLE)
     world = World(lambda i: 0.5, draft=0.0, verify=lambda rows: STEEP_TABLE.estimate(rows, 0))
