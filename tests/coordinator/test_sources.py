@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from coordinator.replica import Replica
-from coordinator.served import drafters_on_a_targets_cpu
 from specdec.core.sampling import SamplingParams
 from tests.coordinator.chi_square import SUSPICIOUS, p_value, transition_counts
 from tests.fakes.replicas import ScriptedDrafter
@@ -131,22 +129,3 @@ async def test_sampled_and_deterministic_sources_by_turns_yield_the_targets_law(
         answers = await asyncio.gather(*(s.generate(**wanted) for _ in range(3)))
     assert p_value(transition_counts([a.ids for a in answers], [1] * 3, 5), MARKOV_ROWS) > SUSPICIOUS
     assert {"lm", "fixed", "ngram"} <= {name for answer in answers for name in used(answer)}
-
-
-async def test_a_drafter_on_a_verifiers_processor_is_told_from_one_elsewhere(tmp_path: Path) -> None:
-    """By address and device: a GPU in the same machine takes nothing from its processor."""
-    folder = letters_folder(tmp_path / "m", SIZE)
-    on_cpu, on_gpu = {"config": {"device": "cpu"}}, {"config": {"device": "cuda"}}
-    drafters = [
-        scripted_drafter(COUNTER, folder, replica_id=name, info_overrides={"drafters": (name,), **device})
-        for name, device in (("near", on_cpu), ("gpu", on_gpu))
-    ]
-    async with stack(folder, [scripted_target(COUNTER, folder, info_overrides=on_cpu)], drafters) as s:
-        await until(lambda: len(s.drafters.ready()) == 2)
-        ready = s.drafters.ready()
-        assert drafters_on_a_targets_cpu(ready, s.targets.ready()) == {"near"}
-        assert not drafters_on_a_targets_cpu(ready, [replica for replica in ready if "gpu" in replica.drafters])
-        elsewhere = Replica("192.0.2.1:1", "target")
-        elsewhere._info = s.targets.ready()[0].info
-        assert not drafters_on_a_targets_cpu(ready, [elsewhere])
-        await elsewhere.close()
