@@ -124,7 +124,8 @@ class Choice:
         fixed_k = config.num_draft_tokens if record.turn.num_draft_tokens is None else record.turn.num_draft_tokens
         features = SessionFeatures(wiring.drafters, record.turn.drafter)
         if fixed_k is None:
-            readers = [drafter for drafter in wiring.served.now().values() if not drafter.blind]
+            named, served = record.turn.drafter, wiring.served.now().values()
+            readers = [drafter for drafter in served if not drafter.blind and named in (None, drafter.name)]
             features.wanted = learning.wants_features(readers, len(record.token_ids))
         else:
             features.wanted = fixed_k > 0
