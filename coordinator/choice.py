@@ -122,11 +122,9 @@ class Choice:
         if record.turn.lossy:
             wiring.metrics.lossy_turns.add()
         fixed_k = config.num_draft_tokens if record.turn.num_draft_tokens is None else record.turn.num_draft_tokens
-        features = SessionFeatures(wiring.drafters, record.turn.drafter)
+        features = SessionFeatures(wiring.served, record.turn.drafter)
         if fixed_k is None:
-            named, served = record.turn.drafter, wiring.served.now().values()
-            readers = [drafter for drafter in served if not drafter.blind and named in (None, drafter.name)]
-            features.wanted = learning.wants_features(readers, len(record.token_ids))
+            features.wanted = learning.wants_features(features.readers(), len(record.token_ids))
         else:
             features.wanted = fixed_k > 0
         first = OpenSession(record.session_id, record.turn.params, record.turn.seed, record.turn_start)

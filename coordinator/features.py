@@ -6,20 +6,20 @@ from collections import deque
 from collections.abc import Sequence
 
 from coordinator.compatibility import misfit
-from coordinator.pool import Pool
+from coordinator.served import ServedDrafter, ServedDrafters
 from specdec.core.features import FEATURE_WINDOW, NO_FEATURES, FeatureRows, VerifiedFeatures
 from specdec.core.verification import VerifyForm
-from specdec.edge.messages import DrafterInfo, ReplicaInfo
+from specdec.edge.messages import ReplicaInfo
 
 KEPT_ROWS = 2 * FEATURE_WINDOW  # for a drafter that is not asked in every cycle
 
 
 class SessionFeatures:
-    """drafter: the only one that the session may use, None: any of `pool`. wanted: whether any are asked for."""
+    """drafter: the only one that the session may use, None: any that is `served`. wanted: whether any are asked for."""
 
-    def __init__(self, pool: Pool, drafter: str | None, *, wanted: bool = True) -> None:
+    def __init__(self, served: ServedDrafters, drafter: str | None, *, wanted: bool = True) -> None:
         self._pieces = deque[FeatureRows]()  # that follow on each other, as they came
-        self._pool = pool
+        self._served = served
         self._drafter = drafter
         self.wanted = wanted
         self._layers: tuple[int, ...] = ()
@@ -29,17 +29,15 @@ class SessionFeatures:
         that is away may come back, and every change costs a window."""
         if not self.wanted:
             return ()
-        read = [reader.feature_layers for reader in self.readers() if misfit(reader, target) is None]
+        infos = [info for reader in self.readers() for info in reader.infos]
+        read = [info.feature_layers for info in infos if misfit(info, target) is None]
         self._layers = tuple(sorted(set(self._layers).union(*read)))
         return self._layers
 
-    def readers(self) -> list[DrafterInfo]:
+    def readers(self) -> list[ServedDrafter]:
         """Drafters at hand that read hidden states."""
-        found = []
-        for replica in self._pool.ready(drafter=self._drafter):
-            names = replica.info.drafters if self._drafter is None else (self._drafter,)
-            found += [info for info in map(replica.info.drafter_info, names) if info.feature_layers]
-        return found
+        served = self._served.now().values()
+        return [drafter for drafter in served if not drafter.blind and self._drafter in (None, drafter.name)]
 
     def add(self, verified: VerifiedFeatures | None, nodes: Sequence[int], form: VerifyForm) -> None:
         """What came with a verification, once it is known which nodes were accepted (as in `Acceptance`)."""

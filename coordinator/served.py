@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from coordinator.pool import Pool
 from coordinator.replica import Replica
-from specdec.edge.messages import ReplicaInfo
+from specdec.edge.messages import DrafterInfo, ReplicaInfo
 
 UNLIMITED = 1 << 30
 
@@ -15,25 +15,30 @@ UNLIMITED = 1 << 30
 @dataclass(frozen=True, slots=True)
 class ServedDrafter:
     """Bounded by the widest window and the largest answer that any replica has. tree: its draft tokens are nodes;
-    blind: it drafts without hidden states; shares: some replica computes on the processor of a verifier."""
+    shares: some replica computes on the processor of a verifier; infos: what each replica tells of it."""
 
     name: str
     nodes: int
     window: int
     tree: bool
-    blind: bool
     shares: bool
+    infos: tuple[DrafterInfo, ...] = ()
+
+    @property
+    def blind(self) -> bool:
+        """It drafts without hidden states."""
+        return not any(info.feature_layers for info in self.infos)
 
     @staticmethod
     def of(name: str, infos: Sequence[ReplicaInfo], shares: bool) -> ServedDrafter:
-        described = [info.drafter_info(name) for info in infos]
+        described = tuple(info.drafter_info(name) for info in infos)
         return ServedDrafter(
             name,
             nodes=max(info.max_nodes for info in infos),
             window=max(info.max_context or UNLIMITED for info in infos),
             tree=described[0].tree,
-            blind=not any(info.feature_layers for info in described),
             shares=shares,
+            infos=described,
         )
 
 

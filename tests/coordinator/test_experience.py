@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from coordinator.turn import Turn
 from specdec.core.sampling import SamplingParams
 from specdec.core.source_record import TRIALS, CycleOutcome, Offer
 
-READER = ServedDrafter("eagle", nodes=32, window=1 << 30, tree=False, blind=False, shares=True)
+READER = ServedDrafter("eagle", nodes=32, window=1 << 30, tree=False, shares=True)
 TURN = Turn(params=SamplingParams(temperature=0.0), seed=1, max_tokens=8)
 PLAIN = CycleOutcome(asked=0, depth=0, rows=1, accepted=0, verify_seconds=0.01)
 EAGLE, LM = Offer("eagle", 8, shares=True), Offer("lm", 8, shares=True)
@@ -51,21 +52,20 @@ def test_hidden_states_are_asked_for_where_a_drafter_that_reads_them_pays(accept
 def test_in_company_a_draft_on_the_targets_processor_must_pay_for_all_who_wait() -> None:
     experience = Experience()
     teach(experience, accepted=2)
-    turns = [experience.turn(TURN) for _ in range(8)]
-    crowd = [turn.__enter__() for turn in turns]
-    assert not any(learning.wants_features([READER], 10) for learning in crowd)
-    assert crowd[0].wants_features([replace(READER, shares=False)], 10), "elsewhere it costs the others nothing"
-    for turn in turns:
-        turn.__exit__(None, None, None)
+    with ExitStack() as turns:
+        crowd = [turns.enter_context(experience.turn(TURN)) for _ in range(8)]
+        assert not any(learning.wants_features([READER], 10) for learning in crowd)
+        assert crowd[0].wants_features([replace(READER, shares=False)], 10), "elsewhere it costs the others nothing"
     assert wants(experience), "alone again"
 
 
 def test_company_is_shared_by_the_verifiers() -> None:
     experience = Experience(lambda: 4)
-    turns = [experience.turn(TURN) for _ in range(8)]
-    for turn in turns:
-        turn.__enter__()
-    assert experience.company == 2.0
+    with ExitStack() as turns:
+        for _ in range(8):
+            turns.enter_context(experience.turn(TURN))
+        assert experience.company == 2.0
+    assert experience.company == 1.0
 
 
 def test_where_no_drafter_reads_them_the_question_is_left_open() -> None:

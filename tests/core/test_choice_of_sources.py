@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specdec.core.planner import Planner, choose, observe
+from specdec.core.planner import LOOK, RESTING, Planner, choose, observe
 from specdec.core.source_record import CycleOutcome, Offer, SourceRecord, gains, learned, tree_group
 from specdec.core.step_time import StepTimeTable
 from tests.core.worlds import (
@@ -245,3 +245,21 @@ def test_a_draft_on_the_targets_processor_is_time_that_all_sessions_wait() -> No
 
 def test_drafts_of_many_sessions_in_one_batch_are_paid_once() -> None:
     assert choose(in_company(8), [Offer("lm", LIMIT, shares=True)], LIMIT)[1] > 0
+
+
+@pytest.mark.parametrize("idle", [RESTING // 2, 4 * RESTING])
+def test_a_source_left_alone_for_long_is_looked_at_in_one_cycle_of_some(idle: int) -> None:
+    """It would be worth asking all the while; a lookup is, in every cycle."""
+    planner = Planner()
+    for _ in range(20):
+        planner = observe(planner, GOOD.cycle("good", 4, np.random.default_rng(1)))
+    good, copy = GOOD.offer("good"), COPY.offer("copy")
+    for _ in range(idle):
+        planner = observe(planner, PLAIN)
+    planner = replace(planner, sources={"good": replace(planner.sources["good"], promising=False)})
+    asked = []
+    for _ in range(LOOK):
+        asked.append(choose(planner, [good], LIMIT)[1] > 0)
+        assert choose(planner, [copy], LIMIT)[1] > 0
+        planner = observe(planner, PLAIN)
+    assert sum(asked) == (LOOK if idle + LOOK <= RESTING else 1)
