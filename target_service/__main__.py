@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import cast
 
@@ -25,8 +26,13 @@ from specdec.lm.runner import Runner
 from target_service.config import UNTUNED_BUDGET, TargetConfig
 from target_service.engine import Engine, EngineLimits
 from target_service.health import watch_health
+from target_service.kv_tier.block_store import block_store
+from target_service.kv_tier.fetching import Fetching
+from target_service.kv_tier.tier import KVTier
+from target_service.kv_tier.write_behind import WriteBehind
 from target_service.schedule import Schedule, tuned_budget
 from target_service.service import Batcher, TargetService, record_forward
+from target_service.sharing import KVSharing
 from target_service.step_time import MOST_ROWS, StepTimes, Tuner, shown
 
 PROG = "target_service"
@@ -45,11 +51,14 @@ async def serve(config: TargetConfig, env: Mapping[str, str]) -> None:
             async with server:
                 load = partial(load_engine, config, metrics)
                 loaded, engine = await asyncio.get_running_loop().run_in_executor(thread, load)
-                batcher: Batcher
-                async with MicroBatcher(
-                    engine.step, queue_limit=config.queue_limit, thread=thread, patience=service.patience
-                ) as batcher:
-                    service.open(loaded, engine, batcher)
+                async with AsyncExitStack() as stack:
+                    sharing = await shared(config, metrics, engine, stack)
+                    batcher: Batcher = await stack.enter_async_context(
+                        MicroBatcher(
+                            engine.step, queue_limit=config.queue_limit, thread=thread, patience=service.patience
+                        )
+                    )
+                    service.open(loaded, engine, batcher, sharing)
                     health = watch_health(
                         server,
                         engine,
@@ -57,9 +66,9 @@ async def serve(config: TargetConfig, env: Mapping[str, str]) -> None:
                         draining=lambda: service.draining,
                         stuck_after=config.stuck_after,
                     )
-                    async with health:
-                        _log.info("serving %s on %s:%d", loaded.name, config.host, server.port)
-                        await run_until_signal(server, service.drain, config.drain_grace)
+                    await stack.enter_async_context(health)
+                    _log.info("serving %s on %s:%d", loaded.name, config.host, server.port)
+                    await run_until_signal(server, service.drain, config.drain_grace)
 
 
 def load_engine(config: TargetConfig, metrics: ReplicaMetrics) -> tuple[LoadedModel, Engine]:
@@ -79,6 +88,32 @@ def load_engine(config: TargetConfig, metrics: ReplicaMetrics) -> tuple[LoadedMo
     engine = Engine(runner, limits, schedule=schedule, report=partial(record_forward, metrics))
     engine.probe()
     return loaded, engine
+
+
+async def shared(
+    config: TargetConfig, metrics: ReplicaMetrics, engine: Engine, stack: AsyncExitStack
+) -> KVSharing | None:
+    """What the engine shares with other verifiers, if there is a store for it; its tier ends with `stack`. Raises
+    ConfigError."""
+    if config.kv_store_url is None:
+        return None
+    connect = block_store(config.kv_store_url, ttl=config.kv_store_ttl, timeout=config.kv_store_timeout)
+    writes = WriteBehind(
+        queue_bytes=config.kv_store_queue_bytes,
+        budget_bytes=config.kv_store_bytes,
+        ttl=config.kv_store_ttl,
+        count=lambda outcome: metrics.kv_store_blocks.add(direction="write", outcome=outcome),
+    )
+    fetching = Fetching(
+        engine.exchange.identity,
+        writes,
+        count=lambda outcome: metrics.kv_store_blocks.add(direction="read", outcome=outcome),
+    )
+    metrics.kv_store_queue_bytes.set(lambda: writes.waiting_bytes)
+    tier = await stack.enter_async_context(KVTier(connect, engine.exchange.identity, writes, fetching))
+    sharing = KVSharing(tier, engine.exchange, engine.schedule, partial(metrics.kv_hit_tokens.add, tier="store"))
+    engine.keep = sharing.keep
+    return sharing
 
 
 def tuned(config: TargetConfig, loaded: LoadedModel, max_context: int) -> Schedule:

@@ -52,6 +52,24 @@ class TargetConfig:
     kv_tokens: int = field(
         default=32768, metadata={"help": "tokens whose keys and values are held, all sessions together", "ge": 1}
     )
+    kv_store_url: str | None = field(
+        default=None,
+        metadata={
+            "help": "redis://, rediss://, redis+sentinel:// or redis+cluster:// where verifiers share keys and values; "
+            "it may evict them; unset: each keeps its own"
+        },
+    )
+    kv_store_ttl: float = field(default=3600.0, metadata={"help": "seconds that unused KV is kept there", "ge": 1.0})
+    kv_store_bytes: int | None = field(
+        default=None,
+        metadata={"help": "memory in use there above which no more is stored; unset: until it evicts", "ge": 1},
+    )
+    kv_store_queue_bytes: int = field(
+        default=1 << 27, metadata={"help": "KV that may wait to be stored; more is dropped", "ge": 0}
+    )
+    kv_store_timeout: float = field(
+        default=1.0, metadata={"help": "seconds that one trip to the KV store may take", "ge": 0.01}
+    )
     max_sessions: int = field(default=1024, metadata={"help": "streams served at a time", "ge": 1})
     threads: int | None = field(
         default=None, metadata={"help": "threads of the model on CPU; unset: torch decides", "ge": 1}

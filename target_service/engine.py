@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,6 +67,7 @@ class Engine:
         *,
         schedule: Schedule | None = None,
         report: Callable[[ForwardReport], None] = lambda report: None,
+        keep: Callable[[TargetSession], None] = lambda session: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
@@ -74,11 +75,13 @@ class Engine:
         self.vocab_size = runner.loaded.vocab_size
         self.failures_in_a_row = 0
         self.kv_total = self.kv_free = runner.pool.capacity
+        self.exchange = runner.pool.exchange
         self._runner = runner
         self._pool = runner.pool
         self._room = Room(runner.pool)
         self._evictions = 0
         self._report = report
+        self.keep = keep
         self._clock = clock
         self._step = 0
         self._sessions: set[TargetSession] = set()
@@ -86,6 +89,11 @@ class Engine:
     @property
     def num_sessions(self) -> int:
         return len(self._sessions)
+
+    @property
+    def sessions(self) -> Collection[TargetSession]:
+        """On the compute thread."""
+        return self._sessions
 
     def open(self, opening: OpenSession) -> TargetSession:
         """A session that knows no tokens yet.
@@ -218,6 +226,8 @@ class Engine:
         seconds = self._clock() - begun
         self.schedule.observe(work, given, seconds)
         self._report(self._new_report(done, sum(given), len(batch), seconds))
+        for job in done:
+            self.keep(job.session)
         return [
             (job, VerifyResult(answer, job.computed_tokens, len(batch), sum(given), _features(job, answer)))
             for job, answer in zip(done, answers, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,15 @@ class Schedule:
             self._company_until = now + COMPANY
         allowance = self._allowance(short, prompts) if prompts and now < self._company_until else self.budget
         return share_rows([job.rows for job in jobs], self.budget, self._whole, is_prompt, allowance)
+
+    def prefill_seconds(self, rows: int, held: int) -> float:
+        """Of computing so many rows behind `held` others, without company; infinity where nothing was measured."""
+        if not self.times.measured:
+            return math.inf
+        whole, rest = divmod(rows, self.budget)
+        context = held + rows / 2
+        seconds = whole * self.times.table.estimate(self.budget, context)
+        return seconds + (self.times.table.estimate(rest, context) if rest else 0.0)
 
     def observe(self, jobs: Sequence[Work], rows: Sequence[int], seconds: float) -> None:
         """A forward of these rows of these jobs took so long."""

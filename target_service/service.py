@@ -32,6 +32,7 @@ from target_service.company import Company
 from target_service.config import TargetConfig
 from target_service.engine import Engine, ForwardReport
 from target_service.session import TargetSession, VerifyJob, VerifyResult
+from target_service.sharing import KVSharing
 
 Batcher = MicroBatcher[VerifyJob, VerifyResult]
 
@@ -58,8 +59,9 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         self._ready = False
         self.draining = False
 
-    def open(self, loaded: LoadedModel, engine: Engine, batcher: Batcher) -> None:
-        """batcher: entered by its owner, its step the engine's."""
+    def open(self, loaded: LoadedModel, engine: Engine, batcher: Batcher, sharing: KVSharing | None = None) -> None:
+        """batcher: entered by its owner, its step the engine's. sharing: None: KV stays in this process."""
+        self._sharing = sharing
         self._loaded = loaded
         self._engine = engine
         self._batcher = batcher
@@ -73,7 +75,10 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         metrics.kv_total_tokens.set(lambda: engine.kv_total)
 
     async def drain(self) -> None:
-        """From now on every reply says so: coordinators move their sessions, which close these streams."""
+        """What others will need is stored; from then on every reply says so: coordinators move their sessions, which
+        close these streams."""
+        if self._ready and self._sharing is not None:
+            await self._sharing.hand_over(self._batcher, lambda: self._engine.sessions)
         self.draining = True
 
     def load(self) -> Load:
@@ -160,6 +165,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
                 raise InvalidArgument("open", None, "the first message of a stream must open the session")
             opening = request.open
             session = await self._batcher.call(lambda: self._open(stream, opening))
+            await self._bring(request)
         else:
             session = stream.session
         stream.opening = request.open or stream.opening
@@ -168,6 +174,16 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
             return await self._batcher.serve(VerifyJob(session, request))
         finally:
             self._company.left(stream)
+
+    async def _bring(self, request: VerifyRequest) -> None:
+        """KV of a context that begins here, from where it was before. A stale offset is answered in its turn."""
+        if self._sharing is None or request.offset:
+            return
+        start_ns = time.time_ns()
+        tokens = await self._sharing.bring(self._batcher, request.token_ids)
+        if tokens and request.traceparent:
+            attributes: dict[str, str | int] = {names.REPLICA_ID: self._replica_id, names.KV_TOKENS: tokens}
+            self._telemetry.record_span(names.SPAN_KV_FETCH, request.traceparent, start_ns, time.time_ns(), attributes)
 
     def _open(self, stream: _Stream, opening: OpenSession) -> TargetSession:
         stream.session = self._engine.open(opening)

@@ -20,7 +20,7 @@ RULES: dict[str, tuple[set[str], set[str] | None]] = {
         {"specdec.core", "protos"},
         {
             *("numpy", "google", "grpc", "grpc_status", "grpc_health", "grpc_reflection"),
-            *("opentelemetry", "prometheus_client", "rich", "matplotlib"),
+            *("opentelemetry", "prometheus_client", "redis", "rich", "matplotlib"),
         },
     ),
     "specdec.lm": ({"specdec.core"}, {"numpy", "torch", "transformers", "safetensors", "gguf", "huggingface_hub"}),

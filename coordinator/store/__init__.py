@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coordinator.store.address import StoreAddress, parse_address
 from coordinator.store.memory import DEFAULT_MAX_SESSIONS, MemoryStore
 from coordinator.store.outcomes import StoreBehind
 from coordinator.store.protocol import SessionStore
 from coordinator.store.redis import RedisStore
-from coordinator.store.redis_clients import RedisClient, connect_cluster, connect_sentinel, connect_single
 from coordinator.store.redis_link import RedisLink
 from specdec.core.errors import ConfigError
+from specdec.edge.redis_clients import RedisClient, connect_cluster, connect_sentinel, connect_single
+from specdec.edge.store_address import StoreAddress, parse_address
 
 __all__ = ["MemoryStore", "RedisStore", "SessionStore", "StoreBehind", "open_store"]
 

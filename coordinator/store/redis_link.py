@@ -23,9 +23,9 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from coordinator.store import outcomes
-from coordinator.store.redis_clients import RedisClient
 from coordinator.store.redis_scripts import Script
 from specdec.core.errors import Unavailable
+from specdec.edge.redis_clients import RedisClient
 
 # What a failover, a restart or a cut network shows for a while. Anything else is a bug, raised as it is.
 _TRANSIENT = (

@@ -37,13 +37,15 @@ class ClusterSpec:
     drafters, verifiers: processes. dtype: of the target; draft_dtype: of draft models, None: the draft service's
     default. head_ids, tli: as its flags. port, metrics_port: of the coordinator, 0: any free one. device None: the
     services' own choice. threads: of each model on CPU, None: one per core that its process may use. tune_seconds: as
-    the target service's flag, None: its default."""
+    the target service's flag, None: its default. kv_store: URL of what verifiers share keys and values through, None:
+    nothing."""
 
     target: str
     draft: DraftEntries = NGRAM
     drafters: int = 1
     verifiers: int = 1
     store: str = "memory://"
+    kv_store: str | None = None
     dtype: str = "float32"
     draft_dtype: str | None = None
     head_ids: str | None = None
@@ -194,7 +196,11 @@ def _members(spec: ClusterSpec, log_folder: Path) -> tuple[list[Member], Member]
             cores=cores,
             # By the environment and not by a flag: everyone may read another's flags, and a URL may hold a
             # password.
-            environment={**openmp_environment(spec.threads or len(cores)), "SESSION_STORE_URL": spec.store},
+            environment={
+                **openmp_environment(spec.threads or len(cores)),
+                "SESSION_STORE_URL": spec.store,
+                **({"KV_STORE_URL": spec.kv_store} if spec.kv_store else {}),
+            },
         )
         return Member(process, f"{HOST}:{port}", f"http://{HOST}:{metrics_port}/metrics")
 

@@ -16,6 +16,7 @@ SPAN_ACCEPT = "specdec.accept"
 SPAN_COMMIT = "specdec.commit"
 SPAN_PROPOSE = "draft.propose"
 SPAN_FORWARD = "target.forward"
+SPAN_KV_FETCH = "target.kv_fetch"
 
 # Attributes of the OpenTelemetry gen_ai conventions, whose Python constants are deprecated in place.
 OPERATION_NAME = "gen_ai.operation.name"
@@ -47,6 +48,7 @@ BATCH_SIZE = "specdec.batch_size"
 QUEUE_US = "specdec.queue_us"
 COMPUTE_US = "specdec.compute_us"
 NETWORK_US = "specdec.network_us"
+KV_TOKENS = "specdec.kv_tokens"
 
 # Seconds. The conventions' buckets for the two gen_ai histograms, with finer ones below 10 ms.
 _TTFT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
@@ -153,6 +155,13 @@ class ReplicaMetrics:
         self.rows = counter("specdec_rows_total", "token rows computed by forwards")
         self.draws = counter("specdec_draws_total", "tokens drawn from a law")
         self.kv_hit_tokens = counter("specdec_kv_hit_tokens_total", "context tokens found in a cache", ["tier"])
+        self.kv_store_blocks = counter(
+            "specdec_kv_store_blocks_total",
+            "KV blocks offered to the KV store (stored, known, dropped, over_budget, failed) or asked of it (loaded, "
+            "missed, refused, failed)",
+            ["direction", "outcome"],
+        )
+        self.kv_store_queue_bytes = gauge("specdec_kv_store_queue_bytes", "KV on its way to the KV store")
         self.kv_evictions = counter("specdec_kv_evictions_total", "cached KV blocks given up for others")
         self.refusals = counter("specdec_refusals_total", "messages refused", ["reason"])
         self.stale_contexts = counter("specdec_stale_contexts_total", "messages whose offset was not held")

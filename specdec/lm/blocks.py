@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specdec.core.errors import ResourceExhausted
 from specdec.lm.network import KVStorage
@@ -62,6 +63,17 @@ class Blocks:
         assert known != block, "a block that is full becomes full again"
         self.drop([block])
         return known
+
+    def install(self, digests: Sequence[Digest], contents: Sequence[NDArray[np.uint8]], after: int | None) -> int:
+        """Let others find contents that were computed elsewhere, as many as there is room for; nobody holds them yet.
+        Returns how many. after: the block of those before them."""
+        count = min(len(contents), self.num_free)
+        taken = self.take(count, after)
+        for block, content in zip(taken, contents, strict=False):
+            self.storage.write_block(block, content)
+        known = [self.publish(block, digest) for block, digest in zip(taken, digests, strict=False)]
+        self.drop(known[::-1])
+        return count
 
     def is_shared(self, block: int) -> bool:
         return self._holders[block] > 1

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from specdec.core.tree import Ids
 from specdec.lm.blocks import Blocks
+from specdec.lm.exchange import BlockExchange, BlockKey
 from specdec.lm.network import BLOCK, KVStorage
-from specdec.lm.prefix_cache import Digest, chain_digest, root_digest
+from specdec.lm.prefix_cache import Digest, chain_digest
 
 _NO_IDS: Ids = np.zeros(0, dtype=np.uint32)
 _NO_PARENTS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
@@ -23,11 +26,13 @@ def num_blocks(rows: int) -> int:
 class KVPool:
     """Where the sequences of a runner have their blocks from. Not thread-safe: one thread drives a runner."""
 
-    def __init__(self, storage: KVStorage, capacity_tokens: int) -> None:
-        """capacity_tokens: tokens that fit, rounded up to whole blocks."""
+    def __init__(self, storage: KVStorage, capacity_tokens: int, model: str = "") -> None:
+        """capacity_tokens: tokens that fit, rounded up to whole blocks. model: the fingerprint of
+        whose keys and values they are."""
         blocks = num_blocks(capacity_tokens)
         self.capacity = blocks * BLOCK
         self._blocks = Blocks(storage, blocks)
+        self.exchange = BlockExchange(self._blocks, model)
 
     @property
     def kv_free(self) -> int:
@@ -41,7 +46,7 @@ class KVPool:
 
     def new_sequence(self, salt: bytes = b"") -> KVSequence:
         """An empty sequence; it takes room only once something is reserved. Only sequences of one salt share blocks."""
-        return KVSequence(self._blocks, salt)
+        return KVSequence(self._blocks, self.exchange.root(salt))
 
 
 class KVSequence:
@@ -55,9 +60,9 @@ class KVSequence:
     context is shared with whoever has the same context; a block that is written to is this sequence's own.
     adopted: how many of its tokens were found in the prefix cache since the last `rewind`."""
 
-    def __init__(self, pool: Blocks, salt: bytes) -> None:
+    def __init__(self, pool: Blocks, root: Digest) -> None:
         self._pool = pool
-        self._root = root_digest(salt)
+        self._root = root
         self._digests: list[Digest] = []  # of the blocks that are full of context
         self.blocks = _NO_BLOCKS
         self.token_ids: Ids = _NO_IDS
@@ -82,6 +87,16 @@ class KVSequence:
     def room(self) -> int:
         """Rows in all that `reserve` could make room for now."""
         return self.allocated + BLOCK * (self._pool.num_free - self._shares_tail)
+
+    @property
+    def digests(self) -> Sequence[Digest]:
+        """Of the blocks that are full of context."""
+        return self._digests
+
+    def key(self, block: int) -> BlockKey:
+        """Of one of the blocks that are full of context."""
+        parent = self._digests[block - 1] if block else self._root
+        return BlockKey(self._digests[block], parent, self.token_ids[block * BLOCK : (block + 1) * BLOCK].tobytes())
 
     def rows(self, start: int, stop: int) -> NDArray[np.int64]:
         """Where its rows from `start` to `stop` lie in the storage."""

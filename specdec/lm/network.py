@@ -31,12 +31,30 @@ class KVShape:
     def bytes_per_token(self) -> int:
         return self.layers * 2 * self.heads * self.head_dim * self.dtype.itemsize
 
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.layers} layers x 2 x {self.heads} heads x {self.head_dim} of {dtype}"
+
 
 class KVStorage(Protocol):
     """Keys and values of `num_blocks` blocks, all layers. Row r is slot r % BLOCK of block r // BLOCK."""
 
     @property
     def num_blocks(self) -> int: ...
+
+    @property
+    def layout(self) -> str:
+        """How the bytes of a block are to be read: storages of one layout may exchange blocks."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block, all layers."""
+
+    def read_block(self, block: int) -> NDArray[np.uint8]:
+        """uint8[block_bytes], a copy."""
+
+    def write_block(self, block: int, content: NDArray[np.uint8]) -> None:
+        """What `read_block` of a storage of this layout returned."""
 
     def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
         """Copy rows, as if all were read before the first is written."""

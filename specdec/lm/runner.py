@@ -43,7 +43,7 @@ class Runner:
         """kv_tokens: tokens whose keys and values may be held at the same time, by all sequences together."""
         self.loaded = loaded
         self._storage = loaded.network.new_storage(num_blocks(kv_tokens))
-        self.pool = KVPool(self._storage, kv_tokens)
+        self.pool = KVPool(self._storage, kv_tokens, loaded.fingerprint)
 
     def new_sequence(self) -> KVSequence:
         """An empty sequence of this runner's pool."""

@@ -18,8 +18,23 @@ class TorchKV:
     def __init__(self, shape: KVShape, num_blocks: int, spare: int = 0) -> None:
         """spare: blocks behind the last, for rows that belong to no sequence."""
         self.num_blocks = num_blocks
+        self.layout = f"torch, {shape}"
+        self.block_bytes = BLOCK * shape.bytes_per_token
         size = (shape.layers, 2, shape.heads, (num_blocks + spare) * BLOCK, shape.head_dim)
         self.data = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+
+    def read_block(self, block: int) -> NDArray[np.uint8]:
+        rows = self._rows_of(block)
+        content: NDArray[np.uint8] = torch.empty(rows.shape, dtype=rows.dtype).copy_(rows).view(torch.uint8).numpy()
+        return content.reshape(-1)
+
+    def write_block(self, block: int, content: NDArray[np.uint8]) -> None:
+        rows = self._rows_of(block)
+        content = np.require(content, requirements="W")  # torch takes no other, though it only reads
+        rows.copy_(torch.from_numpy(content).view(rows.dtype).view(rows.shape))
+
+    def _rows_of(self, block: int) -> torch.Tensor:
+        return self.data[:, :, :, block * BLOCK : (block + 1) * BLOCK]
 
     def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
         """Copy rows of all layers, as if all were read before the first is written."""

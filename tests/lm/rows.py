@@ -21,6 +21,14 @@ class RecordedRows:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.contents = np.full(num_blocks * BLOCK, GARBAGE, dtype=np.int64)
+        self.layout = "recorded rows"
+        self.block_bytes = BLOCK * self.contents.itemsize
+
+    def read_block(self, block: int) -> NDArray[np.uint8]:
+        return self.contents[block * BLOCK : (block + 1) * BLOCK].copy().view(np.uint8)
+
+    def write_block(self, block: int, content: NDArray[np.uint8]) -> None:
+        self.contents[block * BLOCK : (block + 1) * BLOCK] = content.view(np.int64)
 
     def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
         self.contents[targets] = self.contents[sources]

@@ -52,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", type=int, default=3, help="runs of each kind per prompt")
     # The promise that speculation changes no output is for float32: in bfloat16 a near tie may fall either way.
     parser.set_defaults(
-        drafters=1, verifiers=1, store="memory://", dtype="float32", device=None, threads=None, port=0, metrics_port=0,
+        drafters=1, verifiers=1, store="memory://", kv_store=None, dtype="float32", device=None, threads=None,
+        port=0, metrics_port=0,
         draft_dtype=None, head_ids=None, tli=False,
     )  # fmt: skip
 

@@ -39,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--store", default="memory://", help="sessions: memory://, redis://, rediss://, redis+sentinel://, "
         "redis+cluster://"
     )  # fmt: skip
+    parser.add_argument(
+        "--kv-store", help="keys and values that verifiers share: redis:// and so on; unset: each keeps its own"
+    )
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument(
         "--draft-dtype", choices=DTYPES, help="of draft models, whose rounding changes no output; unset: int8 on CPU"
@@ -92,6 +95,7 @@ async def cluster_spec(arguments: argparse.Namespace) -> ClusterSpec:
         drafters=0 if arguments.draft == "none" else arguments.drafters,
         verifiers=arguments.verifiers,
         store=arguments.store,
+        kv_store=arguments.kv_store,
         dtype=arguments.dtype,
         draft_dtype=arguments.draft_dtype,
         head_ids=arguments.head_ids,

@@ -23,12 +23,21 @@ class NativeKV:
         self.num_blocks = num_blocks
         self._model, self._shape = model, shape
         elements = shape.layers * 2 * shape.heads * round_up(shape.head_dim, 32) * BLOCK
-        block_bytes = elements * shape.dtype.itemsize
-        self._data = Arena(num_blocks * block_bytes).empty(num_blocks * block_bytes, torch.uint8).view(num_blocks, -1)
+        self.block_bytes = elements * shape.dtype.itemsize
+        self.layout = f"native{', tiles' if model.amx else ''}, {shape}"
+        size = num_blocks * self.block_bytes
+        self._data = Arena(size).empty(size, torch.uint8).view(num_blocks, -1)
 
     @property
     def address(self) -> int:
         return self._data.data_ptr()
+
+    def read_block(self, block: int) -> NDArray[np.uint8]:
+        content: NDArray[np.uint8] = self._data[block].numpy()
+        return content.copy()
+
+    def write_block(self, block: int, content: NDArray[np.uint8]) -> None:
+        self._data[block].numpy()[:] = content
 
     def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
         self.write(targets, self.read(sources))

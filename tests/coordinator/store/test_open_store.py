@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.store import STORES, MemoryStore, RedisStore, open_store
-from coordinator.store.address import parse_address
 from specdec.core.errors import ConfigError
+from specdec.edge.store_address import parse_address
 
 
 def open_(url: str, ttl: float = 60.0, lease: float = 10.0, deadline: float = 1.0) -> object:

@@ -7,10 +7,10 @@ from typing import Any, cast
 import pytest
 from redis.exceptions import ConnectionError, ResponseError
 
-from coordinator.store.redis_clients import RedisClient
 from coordinator.store.redis_link import RedisLink, backoff
 from coordinator.store.redis_scripts import LOAD
 from specdec.core.errors import Unavailable
+from specdec.edge.redis_clients import RedisClient
 from tests.coordinator.store.kinds import HANG_GUARD
 
 

@@ -13,8 +13,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, ReadOnlyError, TimeoutError
 
-from coordinator.store.address import StoreAddress
 from specdec.core.errors import ConfigError
+from specdec.edge.store_address import StoreAddress
 
 DEFAULT_MAX_CONNECTIONS = 32
 

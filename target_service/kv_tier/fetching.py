@@ -1,0 +1,107 @@
+"""Blocks from the store, in chain order and each only once at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec.lm.exchange import BlockKey
+from specdec.lm.prefix_cache import Digest
+from target_service.kv_tier.block_format import BlockRefused, unpack
+from target_service.kv_tier.block_store import BlockStore
+from target_service.kv_tier.pace import FetchPace
+from target_service.kv_tier.write_behind import WriteBehind, name_of
+
+GROUP = 8  # blocks of one trip
+
+Content = NDArray[np.uint8]
+
+_log = logging.getLogger(__name__)
+
+
+class Fetching:
+    """On the loop of the store. Contexts that share a beginning share its trips. count: told the outcome of each block
+    asked for, one of loaded, missed, refused (it was not what its name says), failed."""
+
+    def __init__(
+        self,
+        identity: str,
+        writes: WriteBehind,
+        *,
+        count: Callable[[str], None] = lambda outcome: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pace = FetchPace(clock)
+        self._identity = identity
+        self._writes = writes
+        self._count = count
+        self._clock = clock
+        self._flights: dict[Digest, asyncio.Future[Content | None]] = {}
+
+    async def fetch(self, store: BlockStore, keys: Sequence[BlockKey], within: float) -> list[Content]:
+        """Contents of `keys`, from the first on, as far as the store has them without a gap and gives them within so
+        many seconds."""
+        contents: list[Content] = []
+        try:
+            async with asyncio.timeout(within):
+                for first in range(0, len(keys), GROUP):
+                    group = await self._group(store, keys[first : first + GROUP])
+                    whole = next((i for i, content in enumerate(group) if content is None), len(group))
+                    contents += [content for content in group[:whole] if content is not None]
+                    if whole < len(group):
+                        break
+        except TimeoutError:
+            _log.info("%d of %d KV blocks came in time", len(contents), len(keys))
+        return contents
+
+    async def _group(self, store: BlockStore, keys: Sequence[BlockKey]) -> list[Content | None]:
+        loop = asyncio.get_running_loop()
+        mine = [key for key in keys if key.digest not in self._flights]
+        flights = {key.digest: self._flights.get(key.digest) or loop.create_future() for key in keys}
+        self._flights |= {key.digest: flights[key.digest] for key in mine}
+        try:
+            if mine:
+                for key, content in zip(mine, await self._read(store, mine), strict=True):
+                    flights[key.digest].set_result(content)
+        finally:
+            for key in mine:
+                del self._flights[key.digest]
+                if not flights[key.digest].done():
+                    flights[key.digest].set_result(None)
+        return [await flights[key.digest] for key in keys]
+
+    async def _read(self, store: BlockStore, keys: Sequence[BlockKey]) -> list[Content | None]:
+        begun = self._clock()
+        try:
+            values = await store.get([name_of(key.digest) for key in keys])
+            contents = [await self._content(store, key, value) for key, value in zip(keys, values, strict=True)]
+        except Exception as error:  # whatever a store may raise: to have no KV costs a prefill, nothing else
+            self._writes.failed(error)
+            for _ in keys:
+                self._count("failed")
+            return [None] * len(keys)
+        if size := sum(len(value) for value in values if value is not None):
+            self.pace.observe(size, self._clock() - begun)
+        return contents
+
+    async def _content(self, store: BlockStore, key: BlockKey, value: bytes | None) -> Content | None:
+        if value is None:
+            self._writes.gone(key.digest)
+            self._count("missed")
+            return None
+        try:
+            content = unpack(self._identity, key, value)
+        except BlockRefused as refused:
+            _log.warning("%s: deleted, to be computed again", refused)
+            self._writes.gone(key.digest)
+            self._count("refused")
+            await store.delete(name_of(key.digest))
+            return None
+        self._writes.found(key.digest)
+        self._count("loaded")
+        return content

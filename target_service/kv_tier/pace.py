@@ -1,0 +1,32 @@
+"""How long blocks take to fetch, by what fetches took."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+FIRST = 1 / 400e6  # seconds per byte while nothing was fetched yet
+LEARN = 0.3  # weight of a fetch in the running mean
+HALF_LIFE = 30.0  # seconds in which half of what was learned is forgotten: a store that was slow gets another chance
+
+
+class FetchPace:
+    """Seconds per byte, trips and checks included."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._learned = FIRST
+        self._at = clock()
+
+    def seconds(self, size: int) -> float:
+        """Expected, of a fetch of `size` bytes."""
+        return size * self._now()
+
+    def observe(self, size: int, seconds: float) -> None:
+        self._learned = self._now() + LEARN * (seconds / size - self._now())
+        self._at = self._clock()
+
+    def _now(self) -> float:
+        kept = math.pow(0.5, (self._clock() - self._at) / HALF_LIFE)
+        return FIRST + (self._learned - FIRST) * kept
