@@ -32,6 +32,12 @@ class Blocks:
         """`count` zeroed blocks, behind block `after` where that is possible.
 
         Raises ResourceExhausted, with nothing changed, when there are not so many."""
+        taken = self._take(count, after)
+        if taken:
+            self.storage.clear(taken)
+        return taken
+
+    def _take(self, count: int, after: int | None) -> list[int]:
         if count > self.num_free:
             message = f"{count} blocks of KV wanted, {self.num_free} of {len(self._holders)} free"
             raise ResourceExhausted(message, reason="KV_EXHAUSTED")
@@ -44,8 +50,6 @@ class Blocks:
             self._num_free -= 1
             self._holders[block] = 1
             taken.append(block)
-        if taken:
-            self.storage.clear(taken)
         return taken
 
     def find(self, digest: Digest) -> int | None:
@@ -68,7 +72,7 @@ class Blocks:
         """Let others find contents that were computed elsewhere, as many as there is room for; nobody holds them yet.
         Returns how many. after: the block of those before them."""
         count = min(len(contents), self.num_free)
-        taken = self.take(count, after)
+        taken = self._take(count, after)
         for block, content in zip(taken, contents, strict=False):
             self.storage.write_block(block, content)
         known = [self.publish(block, digest) for block, digest in zip(taken, digests, strict=False)]
