@@ -4,9 +4,11 @@
 
 Adopting: a context of 1,024 tokens that another engine has computed and stored is asked for at an engine that never saw
 it, from the request to the reply, fetch and last block included; by turns with contexts that nobody has stored, which
-are computed. Its pool has room for two contexts and is full by then, as that of a verifier that has been at work: memory
-that was never written costs either way. Cycles: sessions through a real cluster whose verifier stores what it fills, by turns with one that does
-not; p50 of a cycle, and which share of all full blocks was stored."""
+are computed. The engine's pool has room for two contexts and is full by then, as that of a verifier that has been at
+work: memory that was never written costs either way.
+
+Cycles: sessions, each with a prompt of its own, through a real cluster whose verifier stores what it fills, by turns
+with one that does not; and which share of all full blocks was stored."""
 
 from __future__ import annotations
 
@@ -127,27 +129,36 @@ async def cycles(model: str, dtype: str, rounds: int, tokens: int) -> list[Row]:
                 async with Cluster(spec, logs, lambda line: None) as cluster:
                     await measure(cluster.address, 1, 4, Sample())
                     for sessions in (1, 8):
-                        await measure(
-                            cluster.address, sessions, tokens, samples.setdefault((shared, sessions), Sample())
-                        )
+                        sample = samples.setdefault((shared, sessions), Sample())
+                        await measure(cluster.address, sessions, tokens, sample, story)
                     if shared:
                         for outcome, count in outcomes(cluster).items():
                             written[outcome] = written.get(outcome, 0) + count
             print(f"round {number + 1} of {rounds} done", flush=True)
     offered = sum(written.values())
-    rows = [
-        Row(
-            "cycle p50",
-            f"{sessions} session{'s' if sessions > 1 else ''}, write-behind",
-            statistics.median(samples[True, sessions].cycle),
-            "ms",
-            "without",
-            statistics.median(samples[False, sessions].cycle),
-        )
-        for sessions in (1, 8)
-    ]
+    rows = []
+    for sessions in (1, 8):
+        subject = f"{sessions} session{'s' if sessions > 1 else ''}, write-behind"
+        ours, plain = samples[True, sessions], samples[False, sessions]
+        p50, rate = (statistics.median(ours.cycle), statistics.median(plain.cycle)), statistics.median
+        rows += [
+            Row("cycle p50", subject, p50[0], "ms", "without", p50[1]),
+            Row(
+                "throughput",
+                subject,
+                rate(ours.tokens_per_second),
+                "tokens/s",
+                "without",
+                rate(plain.tokens_per_second),
+            ),
+        ]
     kept = written.get("stored", 0) + written.get("known", 0)
     return [*rows, Row("full blocks stored", f"of {offered}", 100 * kept / max(1, offered), "%")]
+
+
+def story(number: int) -> str:
+    """A prompt of some blocks that no other session has."""
+    return f"Story number {number}. Once upon a time {number} bears lived in a wood, and one of them said:\n" * 8
 
 
 def outcomes(cluster: Cluster) -> dict[str, int]:

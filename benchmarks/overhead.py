@@ -17,7 +17,7 @@ import asyncio
 import os
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,11 +60,11 @@ class Sample:
 Samples = dict[tuple[str, bool, int], Sample]  # by store, tracing, sessions
 
 
-async def one_session(client: Client, tokens: int, sample: Sample) -> int:
+async def one_session(client: Client, tokens: int, sample: Sample, prompt: str) -> int:
     """Tokens received. The first cycle computes the prompt and is left out."""
     count, first = 0, True
     async for event in client.generate(
-        text=PROMPT, max_tokens=tokens, ignore_eos=True, temperature=0.0, num_draft_tokens=NUM_DRAFT_TOKENS
+        text=prompt, max_tokens=tokens, ignore_eos=True, temperature=0.0, num_draft_tokens=NUM_DRAFT_TOKENS
     ):
         if isinstance(event, Chunk):
             count += len(event.tokens)
@@ -74,11 +74,13 @@ async def one_session(client: Client, tokens: int, sample: Sample) -> int:
     return count
 
 
-async def measure(address: str, sessions: int, tokens: int, sample: Sample) -> None:
+async def measure(
+    address: str, sessions: int, tokens: int, sample: Sample, prompt: Callable[[int], str] = lambda number: PROMPT
+) -> None:
     clock = asyncio.get_running_loop().time
     async with Client(address) as client:
         start = clock()
-        counts = await asyncio.gather(*(one_session(client, tokens, sample) for _ in range(sessions)))
+        counts = await asyncio.gather(*(one_session(client, tokens, sample, prompt(i)) for i in range(sessions)))
         sample.tokens_per_second.append(sum(counts) / (clock() - start))
 
 
