@@ -39,6 +39,7 @@ from specdec.lm.loading import Dtype, LoadedModel, load_model
 from specdec.lm.network import BLOCK
 from specdec.lm.runner import Runner
 from target_service.engine import Engine, EngineLimits
+from target_service.kv_tier.block_format import BlockFrame
 from target_service.kv_tier.block_store import block_store
 from target_service.kv_tier.fetching import Fetching
 from target_service.kv_tier.tier import KVTier
@@ -78,11 +79,12 @@ async def verifier(loaded: LoadedModel, url: str) -> AsyncIterator[Verifier]:
     limits = EngineLimits(token_budget=BUDGET, max_nodes=16, max_context=CONTEXT + 16, max_sessions=4)
     engine = Engine(Runner(loaded, 2 * (CONTEXT + BLOCK)), limits)
     writes = WriteBehind(queue_bytes=1 << 30, budget_bytes=None, ttl=600.0)
+    frame = BlockFrame(engine.exchange.identity, engine.exchange.block_bytes)
     fetching = Fetching(engine.exchange.identity, writes)
     connect = block_store(url, ttl=600.0, timeout=10.0)
     batcher: Batcher
     async with (
-        KVTier(connect, engine.exchange.identity, writes, fetching) as tier,
+        KVTier(connect, frame, writes, fetching) as tier,
         MicroBatcher(engine.step, queue_limit=4) as batcher,
     ):
         sharing = KVSharing(tier, engine.exchange, engine.schedule)

@@ -26,6 +26,7 @@ from specdec.lm.runner import Runner
 from target_service.config import UNTUNED_BUDGET, TargetConfig
 from target_service.engine import Engine, EngineLimits
 from target_service.health import watch_health
+from target_service.kv_tier.block_format import BlockFrame
 from target_service.kv_tier.block_store import block_store
 from target_service.kv_tier.fetching import Fetching
 from target_service.kv_tier.tier import KVTier
@@ -98,6 +99,10 @@ async def shared(
     if config.kv_store_url is None:
         return None
     connect = block_store(config.kv_store_url, ttl=config.kv_store_ttl, timeout=config.kv_store_timeout)
+    frame = BlockFrame(engine.exchange.identity, engine.exchange.block_bytes)
+    if config.kv_store_queue_bytes < frame.size:
+        remedy = f"must be at least {frame.size}, one block of this model"
+        raise ConfigError("kv_store_queue_bytes", config.kv_store_queue_bytes, remedy)
     writes = WriteBehind(
         queue_bytes=config.kv_store_queue_bytes,
         budget_bytes=config.kv_store_bytes,
@@ -110,7 +115,7 @@ async def shared(
         count=lambda outcome: metrics.kv_store_blocks.add(direction="read", outcome=outcome),
     )
     metrics.kv_store_queue_bytes.set(lambda: writes.waiting_bytes)
-    tier = await stack.enter_async_context(KVTier(connect, engine.exchange.identity, writes, fetching))
+    tier = await stack.enter_async_context(KVTier(connect, frame, writes, fetching))
     sharing = KVSharing(tier, engine.exchange, engine.schedule, partial(metrics.kv_hit_tokens.add, tier="store"))
     engine.keep = sharing.keep
     return sharing

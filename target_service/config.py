@@ -65,7 +65,7 @@ class TargetConfig:
         metadata={"help": "memory in use there above which no more is stored; unset: until it evicts", "ge": 1},
     )
     kv_store_queue_bytes: int = field(
-        default=1 << 27, metadata={"help": "KV that may wait to be stored; more is dropped", "ge": 0}
+        default=1 << 27, metadata={"help": "bytes of KV that may wait to be stored; more is dropped", "ge": 1}
     )
     kv_store_timeout: float = field(
         default=1.0, metadata={"help": "seconds that one trip to the KV store may take", "ge": 0.01}

@@ -45,7 +45,7 @@ class KVSharing:
         sequence = session.sequence
         digests = sequence.digests
         if len(digests) > session.kept:
-            self._tier.keep(digests, self._exchange.block_bytes, sequence.key, self._exchange.read)
+            self._tier.keep(digests, sequence.key, self._exchange.read)
         session.kept = len(digests)
 
     async def bring(self, batcher: Batcher, context: Ids) -> int:

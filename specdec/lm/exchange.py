@@ -53,10 +53,12 @@ class BlockExchange:
         """How many of them are here, from the first on without a gap."""
         return next((i for i, digest in enumerate(digests) if self._blocks.cache.find(digest) is None), len(digests))
 
-    def read(self, digest: Digest) -> NDArray[np.uint8] | None:
-        """uint8[block_bytes], a copy; None: it is not here."""
+    def read(self, digest: Digest, out: NDArray[np.uint8]) -> bool:
+        """Copies a block to `out`, uint8[block_bytes]. False: it is not here."""
         block = self._blocks.cache.find(digest)
-        return None if block is None else self._blocks.storage.read_block(block)
+        if block is not None:
+            self._blocks.storage.read_block(block, out)
+        return block is not None
 
     def install(self, digests: Sequence[Digest], contents: Sequence[NDArray[np.uint8]]) -> int:
         """Take in what another process computed: `contents` are the blocks of the last of `digests`, the chain of a

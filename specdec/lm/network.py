@@ -50,11 +50,11 @@ class KVStorage(Protocol):
     def block_bytes(self) -> int:
         """Of one block, all layers."""
 
-    def read_block(self, block: int) -> NDArray[np.uint8]:
-        """uint8[block_bytes], a copy."""
+    def read_block(self, block: int, out: NDArray[np.uint8]) -> None:
+        """Copies its bytes to `out`, uint8[block_bytes]."""
 
     def write_block(self, block: int, content: NDArray[np.uint8]) -> None:
-        """What `read_block` of a storage of this layout returned."""
+        """What `read_block` of a storage of this layout gave."""
 
     def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
         """Copy rows, as if all were read before the first is written."""

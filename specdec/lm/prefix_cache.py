@@ -7,17 +7,17 @@ from hashlib import blake2b
 from specdec.core.tree import Ids
 
 Digest = bytes
-_SIZE = 16  # bytes: two contexts that meet in 128 bits do not happen
+DIGEST_BYTES = 16  # two contexts that meet in 128 bits do not happen
 
 
 def root_digest(salt: bytes) -> Digest:
     """Where a chain begins. Sequences of different salts never find each other's blocks."""
-    return blake2b(salt, digest_size=_SIZE).digest()
+    return blake2b(salt, digest_size=DIGEST_BYTES).digest()
 
 
 def chain_digest(parent: Digest, token_ids: Ids) -> Digest:
     """Of a block by its tokens, uint32[BLOCK], and all before it: keys and values depend on the whole context."""
-    return blake2b(parent + token_ids.astype("<u4").tobytes(), digest_size=_SIZE).digest()
+    return blake2b(parent + token_ids.astype("<u4").tobytes(), digest_size=DIGEST_BYTES).digest()
 
 
 class PrefixCache:

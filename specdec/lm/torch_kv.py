@@ -23,10 +23,9 @@ class TorchKV:
         size = (shape.layers, 2, shape.heads, (num_blocks + spare) * BLOCK, shape.head_dim)
         self.data = torch.zeros(size, dtype=shape.dtype, device=shape.device)
 
-    def read_block(self, block: int) -> NDArray[np.uint8]:
+    def read_block(self, block: int, out: NDArray[np.uint8]) -> None:
         rows = self._rows_of(block)
-        content: NDArray[np.uint8] = torch.empty(rows.shape, dtype=rows.dtype).copy_(rows).view(torch.uint8).numpy()
-        return content.reshape(-1)
+        torch.from_numpy(out).view(rows.dtype).view(rows.shape).copy_(rows)
 
     def write_block(self, block: int, content: NDArray[np.uint8]) -> None:
         rows = self._rows_of(block)

@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 
 from specdec.core.errors import SpecdecError
 from specdec.lm.exchange import BlockKey
+from specdec.lm.network import BLOCK
+from specdec.lm.prefix_cache import DIGEST_BYTES
 
 MAGIC, VERSION = b"sdkv", 1
+CONTEXT_BYTES = DIGEST_BYTES + 4 * BLOCK
 # magic, version, bytes of the identity, of parent and tokens together, and of the content; CRC-32 of all behind it
 _HEADER = struct.Struct("<4sHHIII")
 
@@ -22,15 +25,29 @@ class BlockRefused(SpecdecError):
     BLOCK_CHECKSUM, BLOCK_IDENTITY (another model, dtype, shape or layout), BLOCK_CONTEXT (another context)."""
 
 
-def pack(identity: str, key: BlockKey, content: NDArray[np.uint8]) -> bytes:
-    """identity: of whoever computed it, `BlockExchange.identity`; content: uint8[n]."""
-    model, context = identity.encode(), key.parent + key.tokens
-    body = np.ascontiguousarray(content).data
-    checksum = zlib.crc32(body, zlib.crc32(context, zlib.crc32(model)))
-    return b"".join((_HEADER.pack(MAGIC, VERSION, len(model), len(context), len(body), checksum), model, context, body))
+class BlockFrame:
+    """A buffer that a block is copied into once and sent from. identity: of whoever computes it,
+    `BlockExchange.identity`; content_bytes: of a block. size: of the whole, in bytes."""
+
+    def __init__(self, identity: str, content_bytes: int) -> None:
+        self._model = identity.encode()
+        self._first = _HEADER.size + len(self._model) + CONTEXT_BYTES
+        self.size = self._first + content_bytes
+
+    def content(self, buffer: bytearray) -> NDArray[np.uint8]:
+        """Where the block goes: a view of `buffer`, which has `size` bytes."""
+        return np.frombuffer(buffer, dtype=np.uint8)[self._first :]
+
+    def seal(self, buffer: bytearray, key: BlockKey) -> None:
+        """Says what the content is of, once it is there."""
+        context = key.parent + key.tokens
+        buffer[_HEADER.size : self._first] = self._model + context
+        checksum = zlib.crc32(memoryview(buffer)[_HEADER.size :])
+        sizes = len(self._model), len(context), self.size - self._first
+        _HEADER.pack_into(buffer, 0, MAGIC, VERSION, *sizes, checksum)
 
 
-def unpack(identity: str, key: BlockKey, data: bytes) -> NDArray[np.uint8]:
+def unpack(identity: str, key: BlockKey, data: bytes | bytearray) -> NDArray[np.uint8]:
     """The content, a view of `data`. The context is compared token by token: equal digests alone are not believed.
 
     Raises BlockRefused."""

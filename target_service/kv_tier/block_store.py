@@ -21,7 +21,7 @@ class BlockStore(Protocol):
     async def get(self, names: Sequence[str]) -> list[bytes | None]:
         """None: it is not there, or not yet. What is read lives on for its whole time."""
 
-    async def put(self, name: str, value: bytes) -> bool:
+    async def put(self, name: str, value: memoryview) -> bool:
         """False: it is there, or someone else is storing it."""
 
     async def refresh(self, names: Sequence[str]) -> list[bool]:
@@ -49,7 +49,7 @@ class RedisBlocks:
             pipe.getex(name, px=self._ttl)
         return [value or None for value in await pipe.execute()]
 
-    async def put(self, name: str, value: bytes) -> bool:
+    async def put(self, name: str, value: memoryview) -> bool:
         if not await self._client.set(name, _CLAIMED, nx=True, px=int(1000 * CLAIM)):
             return False
         await self._client.set(name, value, px=self._ttl)

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 from specdec.lm.exchange import BlockKey
 from specdec.lm.prefix_cache import Digest
-from target_service.kv_tier.block_format import pack
+from target_service.kv_tier.block_format import BlockFrame
 from target_service.kv_tier.block_store import BlockStore
 from target_service.kv_tier.fetching import Content, Fetching
 from target_service.kv_tier.write_behind import Parcel, WriteBehind
@@ -23,15 +23,15 @@ CLOSING = 2.0  # seconds for the last blocks at the end
 
 
 class KVTier:
-    """`async with KVTier(...)` around its use. connect: called on the tier's loop. identity: `BlockExchange.identity`.
+    """`async with KVTier(...)` around its use. connect: called on the tier's loop.
 
     What goes wrong with the store is a block that is not stored, or not found: counted, never raised."""
 
     def __init__(
-        self, connect: Callable[[], BlockStore], identity: str, writes: WriteBehind, fetching: Fetching
+        self, connect: Callable[[], BlockStore], frame: BlockFrame, writes: WriteBehind, fetching: Fetching
     ) -> None:
         self._connect = connect
-        self._identity = identity
+        self._frame = frame
         self.writes = writes
         self.fetching = fetching
         self._loop = asyncio.new_event_loop()
@@ -51,23 +51,19 @@ class KVTier:
         self._loop.close()
 
     def keep(
-        self,
-        digests: Sequence[Digest],
-        size: int,
-        key: Callable[[int], BlockKey],
-        read: Callable[[Digest], Content | None],
+        self, digests: Sequence[Digest], key: Callable[[int], BlockKey], read: Callable[[Digest, Content], bool]
     ) -> None:
-        """Sees to it that the blocks of a context are in the store, some time. size: bytes of one; key: of the n-th;
-        read: a copy of one, None where it is gone. Only what is not known to be stored is read, and nothing that the
-        queue has no room for."""
+        """Sees to it that the blocks of a context are in the store, some time. key: of the n-th; read: copies one,
+        False where it is gone. Only what is not known to be stored is read, and nothing that the queue has no room
+        for."""
         for i in self.writes.lacking(digests):
-            if not self.writes.admit(digests[i], size):
+            buffer = self.writes.admit(digests[i], self._frame.size)
+            if buffer is None:
                 continue
-            content = read(digests[i])
-            if content is None:
-                self.writes.withdraw(digests[i], size)
+            if read(digests[i], self._frame.content(buffer)):
+                self.writes.send(Parcel(digests[i], buffer, partial(self._frame.seal, buffer, key(i))))
             else:
-                self.writes.send(Parcel(digests[i], size, partial(pack, self._identity, key(i), content)))
+                self.writes.withdraw(digests[i], buffer)
 
     async def fetch(self, keys: Sequence[BlockKey], within: float) -> list[Content]:
         """What the store has of a context's blocks, from the first on without a gap; see `Fetching`."""

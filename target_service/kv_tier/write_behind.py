@@ -14,6 +14,7 @@ from specdec.lm.prefix_cache import Digest
 from target_service.kv_tier.block_store import BlockStore
 
 KNOWN = 1 << 18  # digests that are remembered as stored
+SPARE = 8  # buffers that are kept for the next blocks
 LOOK = 1.0  # seconds between two looks at the memory that the store has in use
 REST = 1.0  # seconds for which a store that failed is left alone
 
@@ -26,11 +27,11 @@ def name_of(digest: Digest) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """size: what was admitted for it; pack: makes its stored form, on the loop of the store."""
+    """buffer: what was admitted for it, sent whole; seal: called on the loop of the store before that."""
 
     digest: Digest
-    size: int
-    pack: Callable[[], bytes]
+    buffer: bytearray
+    seal: Callable[[], None]
 
 
 class WriteBehind:
@@ -59,6 +60,7 @@ class WriteBehind:
         self._known: OrderedDict[Digest, float] = OrderedDict()  # when it was surely there
         self._stale: dict[Digest, None] = {}  # to be refreshed
         self._waiting = 0  # bytes
+        self._spare: list[bytearray] = []  # memory that was never touched costs more than the copy
         self._parcels: asyncio.Queue[Parcel] = asyncio.Queue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._used, self._looked = 0, -LOOK
@@ -85,27 +87,29 @@ class WriteBehind:
                     self._stale[digest] = None
         return lacking
 
-    def admit(self, digest: Digest, size: int) -> bool:
-        """Room in the queue for a block of `size` bytes, which is to be sent or withdrawn; False: it is full, or the
-        store rests."""
+    def admit(self, digest: Digest, size: int) -> bytearray | None:
+        """A buffer for a block of `size` bytes, which is to be sent or withdrawn; None: the queue is full, or the store
+        rests."""
         with self._lock:
             admitted = self._waiting + size <= self._queue_bytes and not self.resting and self._loop is not None
+            spare = self._spare.pop() if admitted and self._spare else None
             if admitted:
                 self._waiting += size
                 self._remember(digest)
         if not admitted:
             self._count("dropped")
-        return admitted
+            return None
+        return spare if spare is not None and len(spare) == size else bytearray(size)
 
     def send(self, parcel: Parcel) -> None:
         """What was admitted."""
         assert self._loop is not None, "nothing is admitted before the loop runs"
         self._loop.call_soon_threadsafe(self._parcels.put_nowait, parcel)
 
-    def withdraw(self, digest: Digest, size: int) -> None:
+    def withdraw(self, digest: Digest, buffer: bytearray) -> None:
         """It was admitted, and will not be sent."""
         with self._lock:
-            self._waiting -= size
+            self._waiting -= len(buffer)
             self._known.pop(digest, None)
 
     def found(self, digest: Digest) -> None:
@@ -130,7 +134,9 @@ class WriteBehind:
                 self.failed(error)
             finally:
                 with self._lock:
-                    self._waiting -= parcel.size
+                    self._waiting -= len(parcel.buffer)
+            if outcome != "failed" and len(self._spare) < SPARE:  # after a failure it may still be on its way
+                self._spare.append(parcel.buffer)
             if outcome not in ("stored", "known"):
                 self.gone(parcel.digest)
             self._count(outcome)
@@ -153,9 +159,9 @@ class WriteBehind:
             await self._refresh(store)
         if await self._over_budget(store):
             return "over_budget"
-        value = parcel.pack()
-        self._used += len(value)
-        return "stored" if await store.put(name_of(parcel.digest), value) else "known"
+        parcel.seal()
+        self._used += len(parcel.buffer)
+        return "stored" if await store.put(name_of(parcel.digest), memoryview(parcel.buffer)) else "known"
 
     async def _refresh(self, store: BlockStore) -> None:
         with self._lock:

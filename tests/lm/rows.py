@@ -24,8 +24,8 @@ class RecordedRows:
         self.layout = "recorded rows"
         self.block_bytes = BLOCK * self.contents.itemsize
 
-    def read_block(self, block: int) -> NDArray[np.uint8]:
-        return self.contents[block * BLOCK : (block + 1) * BLOCK].copy().view(np.uint8)
+    def read_block(self, block: int, out: NDArray[np.uint8]) -> None:
+        out[:] = self.contents[block * BLOCK : (block + 1) * BLOCK].view(np.uint8)
 
     def write_block(self, block: int, content: NDArray[np.uint8]) -> None:
         self.contents[block * BLOCK : (block + 1) * BLOCK] = content.view(np.int64)

@@ -14,6 +14,7 @@ from specdec.edge.batcher import MicroBatcher
 from specdec.edge.messages import OpenSession
 from specdec.lm.network import BLOCK
 from target_service.engine import Engine
+from target_service.kv_tier.block_format import BlockFrame
 from target_service.kv_tier.fetching import Fetching
 from target_service.kv_tier.tier import KVTier
 from target_service.kv_tier.write_behind import WriteBehind
@@ -39,9 +40,10 @@ class Verifier:
 @asynccontextmanager
 async def verifier(engine: Engine, store: DictBlocks, queue_bytes: int = 1 << 24) -> AsyncIterator[Verifier]:
     writes = WriteBehind(queue_bytes=queue_bytes, budget_bytes=None, ttl=100.0)
+    frame = BlockFrame(engine.exchange.identity, engine.exchange.block_bytes)
     fetching = Fetching(engine.exchange.identity, writes)
     found: list[int] = []
-    async with KVTier(lambda: store, engine.exchange.identity, writes, fetching) as tier:
+    async with KVTier(lambda: store, frame, writes, fetching) as tier:
         sharing = KVSharing(tier, engine.exchange, engine.schedule, found.append)
         engine.keep = sharing.keep
         batcher: Batcher
@@ -114,7 +116,7 @@ async def test_a_drain_stores_what_the_queue_had_no_room_for(make_engine: MakeEn
     """The queue takes one block at a time: the write-behind alone would have dropped the others."""
     store, context = DictBlocks(), prompt(4 * BLOCK + 9)
     engine = make_engine()
-    async with verifier(engine, store, queue_bytes=engine.exchange.block_bytes) as v:
+    async with verifier(engine, store, queue_bytes=engine.exchange.block_bytes + 1024) as v:
         turn = Turn(context, 8)
         job = await v.batcher.call(lambda: turn.next_job(v.engine))
         await v.batcher.submit(job)

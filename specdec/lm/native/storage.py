@@ -32,9 +32,8 @@ class NativeKV:
     def address(self) -> int:
         return self._data.data_ptr()
 
-    def read_block(self, block: int) -> NDArray[np.uint8]:
-        content: NDArray[np.uint8] = self._data[block].numpy()
-        return content.copy()
+    def read_block(self, block: int, out: NDArray[np.uint8]) -> None:
+        out[:] = self._data[block].numpy()
 
     def write_block(self, block: int, content: NDArray[np.uint8]) -> None:
         self._data[block].numpy()[:] = content

@@ -10,6 +10,7 @@ import numpy as np
 
 from specdec.lm.exchange import BlockKey, block_key
 from specdec.lm.network import BLOCK
+from target_service.kv_tier.block_format import BlockFrame
 
 IDENTITY = "a model"
 SIZE = 256
@@ -38,12 +39,12 @@ class DictBlocks:
         await self._enter()
         return [self.values.get(name) for name in names]
 
-    async def put(self, name: str, value: bytes) -> bool:
+    async def put(self, name: str, value: memoryview) -> bool:
         await self._enter()
         self.puts.append(name)
         if name in self.values:
             return False
-        self.values[name] = value
+        self.values[name] = bytes(value)
         return True
 
     async def refresh(self, names: Sequence[str]) -> list[bool]:
@@ -70,6 +71,15 @@ def keys(count: int, seed: int = 0) -> list[BlockKey]:
         chain.append(block_key(parent, tokens))
         parent = chain[-1].digest
     return chain
+
+
+def sealed(identity: str, key: BlockKey, content: np.ndarray) -> bytes:
+    """As a verifier stores it."""
+    frame = BlockFrame(identity, content.nbytes)
+    buffer = bytearray(frame.size)
+    frame.content(buffer)[:] = content
+    frame.seal(buffer, key)
+    return bytes(buffer)
 
 
 def content(i: int) -> np.ndarray:

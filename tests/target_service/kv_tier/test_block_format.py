@@ -9,7 +9,8 @@ import pytest
 
 from specdec.lm.exchange import BlockKey, block_key
 from specdec.lm.network import BLOCK
-from target_service.kv_tier.block_format import VERSION, BlockRefused, pack, unpack
+from target_service.kv_tier.block_format import VERSION, BlockRefused, unpack
+from tests.target_service.kv_tier.blocks import sealed
 
 IDENTITY = "f00d, native, 2 layers x 2 x 1 heads x 8 of float32, blocks of 32"
 CONTENT = np.random.default_rng(0).integers(0, 256, 4096).astype(np.uint8)
@@ -26,7 +27,7 @@ def refusal(data: bytes, identity: str = IDENTITY, wanted: BlockKey | None = Non
 
 
 def test_a_block_comes_back_as_it_was() -> None:
-    assert (unpack(IDENTITY, key(), pack(IDENTITY, key(), CONTENT)) == CONTENT).all()
+    assert (unpack(IDENTITY, key(), sealed(IDENTITY, key(), CONTENT)) == CONTENT).all()
 
 
 @pytest.mark.scenario("B28")
@@ -42,7 +43,7 @@ def test_a_block_comes_back_as_it_was() -> None:
 )
 def test_a_block_of_another_model_dtype_shape_or_layout_is_refused(other: str) -> None:
     """B28: a draft's or another model's keys and values never become the target's, whatever name they lie under."""
-    assert refusal(pack(other, key(), CONTENT)) == "BLOCK_IDENTITY"
+    assert refusal(sealed(other, key(), CONTENT)) == "BLOCK_IDENTITY"
 
 
 @pytest.mark.scenario("B110")
@@ -51,12 +52,12 @@ def test_a_block_of_another_context_is_refused_though_its_digest_be_the_same() -
     wanted = key()
     for theirs in (key(seed=1), key(parent=bytes([1]) * 16)):
         collided = BlockKey(wanted.digest, theirs.parent, theirs.tokens)
-        assert refusal(pack(IDENTITY, collided, CONTENT), wanted=wanted) == "BLOCK_CONTEXT"
+        assert refusal(sealed(IDENTITY, collided, CONTENT), wanted=wanted) == "BLOCK_CONTEXT"
 
 
 @pytest.mark.scenario("B108")
 def test_every_flipped_bit_and_every_missing_byte_is_seen() -> None:
-    data = pack(IDENTITY, key(), CONTENT[:64])
+    data = sealed(IDENTITY, key(), CONTENT[:64])
     for i in range(len(data)):
         damaged = bytearray(data)
         damaged[i] ^= 1 << (i % 8)
@@ -66,14 +67,14 @@ def test_every_flipped_bit_and_every_missing_byte_is_seen() -> None:
 
 
 def test_a_later_format_is_refused_not_guessed_at() -> None:
-    data = bytearray(pack(IDENTITY, key(), CONTENT))
+    data = bytearray(sealed(IDENTITY, key(), CONTENT))
     data[4] = VERSION + 1
     assert refusal(bytes(data)) == "BLOCK_FORMAT"
 
 
 def test_sizes_that_lie_are_refused_though_the_checksum_be_right() -> None:
     """Whoever can write the store can make a checksum too; nothing is read beyond what came."""
-    data = bytearray(pack(IDENTITY, key(), CONTENT))
+    data = bytearray(sealed(IDENTITY, key(), CONTENT))
     data[6:8] = (len(IDENTITY) + 8).to_bytes(2, "little")
     data[8:12] = (int.from_bytes(data[8:12], "little") - 8).to_bytes(4, "little")
     data[16:20] = zlib.crc32(data[20:]).to_bytes(4, "little")

@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 
 from specdec.lm.exchange import BlockKey
-from target_service.kv_tier.block_format import pack
 from target_service.kv_tier.fetching import GROUP, Fetching
 from target_service.kv_tier.write_behind import WriteBehind, name_of
-from tests.target_service.kv_tier.blocks import IDENTITY, DictBlocks, content, keys
+from tests.target_service.kv_tier.blocks import IDENTITY, DictBlocks, content, keys, sealed
 
 LONG = 10.0
 
 
 def stored(chain: Sequence[BlockKey], **script: object) -> DictBlocks:
-    values = {name_of(key.digest): pack(IDENTITY, key, content(i)) for i, key in enumerate(chain)}
+    values = {name_of(key.digest): sealed(IDENTITY, key, content(i)) for i, key in enumerate(chain)}
     return DictBlocks(values, **script)  # type: ignore[arg-type]
 
 

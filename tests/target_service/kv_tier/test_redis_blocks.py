@@ -54,7 +54,7 @@ async def test_blocks_come_back_in_order_and_holes_are_seen(servers: tuple[str, 
         wanted = names(9, "a")
         for i, name in enumerate(wanted):
             if i != 4:
-                assert await store.put(name, bytes([i]) + BLOCK)
+                assert await store.put(name, memoryview(bytes([i]) + BLOCK))
         found = await store.get(wanted)
         assert [value and value[0] for value in found] == [0, 1, 2, 3, None, 5, 6, 7, 8]
         assert all(value is None or value[1:] == BLOCK for value in found)
@@ -67,7 +67,7 @@ async def test_every_key_has_a_time_to_live(servers: tuple[str, list[RedisProces
     url, processes = servers
     async with opened(url) as store:
         for name in names(3, "b"):
-            await store.put(name, b"value")
+            await store.put(name, memoryview(b"value"))
         await store.get(names(3, "b"))
         await store.refresh(names(3, "b"))
     ttls = [server.admin.pttl(key) for server in processes for key in server.admin.scan_iter("specdec:kv:*")]
@@ -79,7 +79,7 @@ async def test_ten_verifiers_store_the_same_block_once(servers: tuple[str, list[
     [name] = names(1, "c")
     stores = [block_store(servers[0], ttl=TTL, timeout=5.0)() for _ in range(10)]
     try:
-        outcomes = await asyncio.gather(*(store.put(name, BLOCK) for store in stores))
+        outcomes = await asyncio.gather(*(store.put(name, memoryview(BLOCK)) for store in stores))
         assert sorted(outcomes) == [False] * 9 + [True]
         assert await stores[0].get([name]) == [BLOCK]
     finally:
@@ -92,9 +92,9 @@ async def test_a_claim_whose_owner_died_reads_as_a_miss_and_lapses(single: Redis
     async with opened(single.url) as store:
         single.command("SET", name, "", "PX", 5000)
         assert await store.get([name]) == [None]
-        assert not await store.put(name, BLOCK)
+        assert not await store.put(name, memoryview(BLOCK))
         single.command("DEL", name)  # as its expiry would
-        assert await store.put(name, BLOCK)
+        assert await store.put(name, memoryview(BLOCK))
 
 
 @pytest.mark.scenario("B111")
@@ -102,8 +102,8 @@ async def test_a_server_that_does_not_answer_costs_one_timeout(single: RedisProc
     """B111: and a call that was given up leaves no reply behind for the next one."""
     first, second = names(2, "e")
     async with opened(single.url, timeout=0.2) as store:
-        await store.put(first, b"first")
-        await store.put(second, b"second")
+        await store.put(first, memoryview(b"first"))
+        await store.put(second, memoryview(b"second"))
         with single.paused():
             with pytest.raises(Exception, match=r"(?i)timeout"):
                 await store.get([first])
@@ -118,8 +118,8 @@ async def test_a_call_that_is_cancelled_in_the_middle_of_a_reply_spoils_no_other
     refused: Callable[[list[bytes | None]], bool] = lambda found: [v and v[:1] for v in found] != [b"x"]  # noqa: E731
     async with opened(single.url) as store:
         for name in wanted:
-            await store.put(name, BLOCK)
-        await store.put("specdec:kv:small", b"x")
+            await store.put(name, memoryview(BLOCK))
+        await store.put("specdec:kv:small", memoryview(b"x"))
         for turns in range(0, 60, 3):
             task = asyncio.create_task(store.get(wanted))
             for _ in range(turns):

@@ -7,16 +7,18 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
 from specdec.lm.exchange import BlockKey
 from target_service.kv_tier import write_behind
-from target_service.kv_tier.block_format import pack, unpack
+from target_service.kv_tier.block_format import BlockFrame, unpack
 from target_service.kv_tier.write_behind import Parcel, WriteBehind, name_of
 from tests.target_service.kv_tier.blocks import IDENTITY, SIZE, DictBlocks, content, keys
 
 TTL = 100.0
+FRAME = BlockFrame(IDENTITY, SIZE)
 
 
 @dataclass
@@ -31,9 +33,11 @@ class Rig:
         """What a tier does after a step."""
         for i in self.writes.lacking([key.digest for key in chain]):
             key = chain[i]
-            if self.writes.admit(key.digest, SIZE):
+            buffer = self.writes.admit(key.digest, FRAME.size)
+            if buffer is not None:
                 self.reads += 1
-                self.writes.send(Parcel(key.digest, SIZE, lambda key=key, i=i: pack(IDENTITY, key, content(i))))  # type: ignore[misc]
+                FRAME.content(buffer)[:] = content(i)
+                self.writes.send(Parcel(key.digest, buffer, partial(FRAME.seal, buffer, key)))
 
     async def settled(self) -> None:
         for _ in range(3):
@@ -51,7 +55,7 @@ async def rig(
     store, outcomes = store or DictBlocks(), Counter[str]()
     made = Rig(store, None, outcomes)  # type: ignore[arg-type]
     made.writes = WriteBehind(
-        queue_bytes=queue_blocks * SIZE,
+        queue_bytes=queue_blocks * FRAME.size,
         budget_bytes=budget,
         ttl=TTL,
         count=lambda outcome: outcomes.update([outcome]),
@@ -81,7 +85,7 @@ async def test_nothing_is_read_that_the_queue_has_no_room_for_and_it_is_offered_
     async with rig(DictBlocks(gate=asyncio.Event()), queue_blocks=4) as r:
         r.offer(keys(10))
         assert (r.reads, r.outcomes) == (4, Counter(dropped=6))
-        assert r.writes.waiting_bytes == 4 * SIZE
+        assert r.writes.waiting_bytes == 4 * FRAME.size
         assert r.store.gate is not None
         r.store.gate.set()
         await r.settled()
@@ -114,7 +118,7 @@ async def test_over_its_budget_nothing_is_stored_and_later_it_is() -> None:
 
 
 async def test_what_was_written_since_the_last_look_counts_against_the_budget() -> None:
-    async with rig(DictBlocks(used=0), budget=2 * SIZE) as r:
+    async with rig(DictBlocks(used=0), budget=2 * FRAME.size) as r:
         r.offer(keys(6))
         await r.settled()
         assert r.outcomes["stored"] <= 3 and r.outcomes["over_budget"] >= 3
@@ -155,8 +159,9 @@ async def test_what_is_still_in_use_is_kept_alive_and_what_went_all_the_same_is_
 async def test_what_is_withdrawn_is_offered_again() -> None:
     [key] = keys(1)
     async with rig() as r:
-        assert r.writes.admit(key.digest, SIZE)
-        r.writes.withdraw(key.digest, SIZE)
+        buffer = r.writes.admit(key.digest, FRAME.size)
+        assert buffer is not None
+        r.writes.withdraw(key.digest, buffer)
         assert r.writes.waiting_bytes == 0 and r.writes.lacking([key.digest]) == [0]
 
 
