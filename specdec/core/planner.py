@@ -30,6 +30,9 @@ PROBE = 2  # draft tokens of a probe; twice as many nodes of a tree
 FEW_TRIALS = 3  # asks of which a first judgement is made
 SPARE = 0.003  # of the time, that all probes together may lose
 RESTING, LOOK = 16, 8  # cycles after which a source that was left alone is looked at in one of so many cycles only
+# Of plain decoding's pace, by which a draft must promise more among many: the best of several estimates flatters itself,
+# a row that is not worth its price is paid by all, and what drafting costs coordinator and drafter is in no estimate.
+MARGIN = 0.08
 HEAD_START = 2.0  # steps that a session may fall behind plain decoding, and SPARE of its time, for early trials
 
 
@@ -113,14 +116,15 @@ def choose(planner: Planner, offers: Sequence[Offer], limit: int, context: int =
     plans = [_best(planner, offer, min(offer.most, limit), price) for offer in offers]
     step = _plain_seconds(planner, price)
     best = max(plans, key=lambda p: p.rate)
-    rate = max(best.rate, 1 / step)
+    least = (1 + MARGIN * (1 - 1 / max(1.0, planner.batch.y))) / step
+    rate = max(best.rate, least)
     for other in plans:
-        if other is best and best.rate > 1 / step:
+        if other is best and best.rate > least:
             continue
-        probe = other if other.rate > 1 / step else _probe(planner, other, limit, price, rate)
+        probe = other if other.rate > least else _probe(planner, other, limit, price, rate)
         if _due(planner, probe, rate, step, len(plans)):
             return probe.offer, probe.k
-    return (best.offer, best.k) if best.rate > 1 / step else (None, 0)
+    return (best.offer, best.k) if best.rate > least else (None, 0)
 
 
 def _rests(planner: Planner, offer: Offer) -> bool:

@@ -307,6 +307,18 @@ def test_rows_do_not_look_free_where_all_wait_for_each_others_forwards(told: boo
     assert (plan(planner, MAX_K) == 0) is told
 
 
+@pytest.mark.parametrize(("batch", "gain", "asks"), [(1, 1.05, True), (32, 1.05, False), (32, 1.2, True)])
+def test_among_many_a_draft_has_to_promise_more_than_nothing(batch: int, gain: float, asks: bool) -> None:
+    """A draft of one token that is always accepted, in a world where two rows take 2 / gain of one's time."""
+    table = StepTimeTable.of((batch, 2 * batch), (0,), [[10.0], [20.0 / gain]])
+    world = World(lambda i: 1.0, draft=0.0, exact=True, verify=lambda rows: table.estimate(rows, 0))
+    planner = Planner(table)
+    for number in range(60):
+        planner = observe(planner, world.cycle(number % 2, batch))
+    planner = replace(planner, cycles=planner.cycles + 1)  # no cycle of a probe
+    assert (plan(planner, 1) == 1) is asks
+
+
 # With the verifier's own table.
 
 STEP_TABLE = StepTimeTable.of((1, 4, 5, 8), (0, 4000), [[10.0, 20.0], [10.0, 20.0], [20.0, 30.0], [20.0, 30.0]])
