@@ -30,8 +30,9 @@ PROBE = 2  # draft tokens of a probe; twice as many nodes of a tree
 FEW_TRIALS = 3  # asks of which a first judgement is made
 SPARE = 0.003  # of the time, that all probes together may lose
 RESTING, LOOK = 16, 8  # cycles after which a source that was left alone is looked at in one of so many cycles only
-# Of plain decoding's pace, by which a draft must promise more among many: the best of several estimates flatters itself,
-# a row that is not worth its price is paid by all, and what drafting costs coordinator and drafter is in no estimate.
+# Of plain decoding's pace, by which a draft must promise more among many: the best of several estimates flatters
+# itself, a row that is not worth its price is paid by all, and what drafting costs coordinator and drafter is in no
+# estimate.
 MARGIN = 0.08
 HEAD_START = 2.0  # steps that a session may fall behind plain decoding, and SPARE of its time, for early trials
 
