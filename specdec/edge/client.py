@@ -9,6 +9,8 @@ Keyword arguments have the names of the fields of GenerateRequest; errors are th
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
@@ -17,14 +19,16 @@ from typing import Any, Self, TypedDict, Unpack
 import grpc.aio
 
 from protos import common_pb2, generation_pb2, generation_pb2_grpc
-from protos.generation_pb2 import Chunk, Complete, Started
-from specdec.core.errors import InvalidArgument
+from protos.generation_pb2 import Started
+from specdec.core.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from specdec.edge.channel import open_channel
 from specdec.edge.errors import from_rpc_error
+from specdec.edge.received import Event, Ledger, Received
 
-Event = Started | Chunk | Complete
 INFO_DEADLINE = 5.0  # seconds
 GENERATE_DEADLINE = 3600.0  # seconds
+PATIENCE = 30.0  # seconds
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between two attempts to resume
 
 
 class GenerateFields(TypedDict, total=False):
@@ -65,21 +69,32 @@ class GenerateFields(TypedDict, total=False):
 
 
 class Client:
-    """One channel to one coordinator; calls may run side by side. Use as `async with`."""
+    """One channel to one coordinator at a time; calls may run side by side. Use as `async with`.
 
-    def __init__(self, address: str) -> None:
-        """address: host:port."""
+    A generation whose connection is lost goes on by itself: the turn is resumed after the last token that the caller
+    has, at the same coordinator or the next, so every token comes once and in order. A call of which nothing has come
+    yet is not repeated: its Unavailable is the caller's to weigh, and nothing is lost by it."""
+
+    def __init__(self, address: str, *, patience: float = PATIENCE) -> None:
+        """address: host:port, or several coordinators of one store, comma separated: where one is lost, the next is
+        asked. patience: seconds without a token for which a lost generation is resumed again and again, 0: never."""
         self.address = address
+        self._patience = patience
+        self._jitter = random.Random()
 
     async def __aenter__(self) -> Self:
-        self._channel = open_channel(self.address)
-        self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
+        self._channels = [open_channel(address) for address in self.address.split(",")]
+        self._stubs = [generation_pb2_grpc.GenerationServiceStub(channel) for channel in self._channels]
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._channel.close()
+        await asyncio.gather(*(channel.close() for channel in self._channels))
+
+    @property
+    def _stub(self) -> Any:
+        return self._stubs[0]
 
     async def info(self, *, deadline: float = INFO_DEADLINE) -> generation_pb2.ServiceInfo:
         """deadline in seconds. Raises SpecdecError."""
@@ -97,13 +112,51 @@ class Client:
 
         deadline: seconds for the whole generation. Raises InvalidArgument for a value that the wire cannot
         carry, and whatever SpecdecError the coordinator answers."""
-        async with aclosing(self._attempt(build_request(**fields), deadline)) as events:
-            async for event in events:
-                yield event
+        request = build_request(**fields)
+        until = asyncio.get_running_loop().time() + deadline
+        before = 0 if request.WhichOneof("prompt") else request.received_tokens
+        ledger = Ledger(max(1, request.n), before)
+        try:
+            async with aclosing(self._attempt(request, until)) as events:
+                async for event in events:
+                    yield ledger.take(event)
+            return
+        except Unavailable:
+            if not (self._patience and ledger.resumable):
+                raise
+        for choice in ledger.unfinished():
+            async with aclosing(self._resumed(ledger, choice, until)) as events:
+                async for event in events:
+                    yield event
 
-    async def _attempt(self, request: generation_pb2.GenerateRequest, deadline: float) -> AsyncGenerator[Event]:
-        """One call. What follows a lost connection (session_id + received_tokens) belongs to `generate`."""
-        call = self._stub.Generate(request, timeout=deadline)
+    async def _resumed(self, ledger: Ledger, choice: Received, until: float) -> AsyncGenerator[Event]:
+        """The rest of one choice, by as many calls as it takes."""
+        clock = asyncio.get_running_loop().time
+        failures, had, last = 0, choice.tokens, clock()
+        while not choice.ended:
+            self._stubs.append(self._stubs.pop(0))
+            try:
+                async with aclosing(self._attempt(choice.resumption(), until)) as events:
+                    async for event in events:
+                        if isinstance(event, Started):
+                            continue
+                        event.index = choice.index
+                        yield ledger.take(event)
+            except Unavailable:
+                if choice.tokens > had:
+                    failures, had, last = 0, choice.tokens, clock()
+                if clock() - last > self._patience:
+                    raise
+                pause = min(FIRST_PAUSE * 2.0**failures, LONGEST_PAUSE)
+                await asyncio.sleep(pause * (0.5 + self._jitter.random() / 2))
+                failures += 1
+
+    async def _attempt(self, request: generation_pb2.GenerateRequest, until: float) -> AsyncGenerator[Event]:
+        """One call. until: by the loop's clock."""
+        left = until - asyncio.get_running_loop().time()
+        if left <= 0:
+            raise DeadlineExceeded("the generation's deadline is over")
+        call = self._stub.Generate(request, timeout=left)
         try:
             async for response in call:
                 event = response.WhichOneof("event")

@@ -9,7 +9,8 @@ from statistics import median
 from typing import Unpack
 
 from protos.generation_pb2 import Chunk, Complete, DraftStats
-from specdec.edge.client import Client, Event, GenerateFields
+from specdec.edge.client import Client, GenerateFields
+from specdec.edge.received import Event
 
 
 @dataclass(frozen=True, slots=True)

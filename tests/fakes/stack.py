@@ -204,7 +204,7 @@ async def _started(
         GrpcServer({"specdec.v1.GenerationService": register}, host="127.0.0.1", port=0)
     )
     where = f"127.0.0.1:{server.port}"
-    client = await exits.enter_async_context(Client(where))
+    client = await exits.enter_async_context(Client(where, patience=0.0))
     return Stack(client, where, server, servicer, store, telemetry, targets, drafters, codec, servers, exits)
 
 

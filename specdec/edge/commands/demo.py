@@ -11,12 +11,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from protos.generation_pb2 import Chunk
 from specdec.core.errors import ConfigError, SpecdecError
-from specdec.edge.client import Client, Event, GenerateFields
+from specdec.edge.client import Client, GenerateFields
 from specdec.edge.cluster import Cluster, ClusterSpec
 from specdec.edge.commands.up import cluster_spec, log_folder
 from specdec.edge.comparison import Comparison, compare
 from specdec.edge.comparison import run as run_once
 from specdec.edge.foreground import run_foreground
+from specdec.edge.received import Event
 from specdec.edge.terminal import coloured, comparison_table, legend
 
 HELP = "a local cluster, one streamed answer, and a table of what speculation brought"

@@ -10,9 +10,10 @@ from rich.console import Console
 
 from protos.generation_pb2 import Chunk, Complete, Started
 from specdec.core.errors import InvalidArgument
-from specdec.edge.client import Client, Event, GenerateFields
+from specdec.edge.client import Client, GenerateFields
 from specdec.edge.commands.sampling_flags import add_connection, add_sampling, sampling_fields
 from specdec.edge.foreground import run_foreground
+from specdec.edge.received import Event
 from specdec.edge.terminal import coloured, legend, printable, statistics
 
 HELP = "one prompt to a coordinator, the answer streamed"
