@@ -12,6 +12,7 @@ from functools import partial
 
 from coordinator.compatibility import check_for, fitting
 from coordinator.config import CoordinatorConfig
+from coordinator.keys import Keys
 from coordinator.pool import Pool
 from coordinator.readiness import watch_readiness
 from coordinator.service import GenerationServicer
@@ -19,10 +20,12 @@ from coordinator.store import SessionStore, open_store
 from coordinator.tokenizer import TextCodec
 from protos import generation_pb2_grpc
 from specdec.core.errors import ConfigError
+from specdec.edge.channel import open_channel
 from specdec.edge.config import exit_with, load_config
 from specdec.edge.logging import configure_logging
 from specdec.edge.server import GrpcServer, run_until_signal
 from specdec.edge.telemetry import CoordinatorMetrics, Telemetry
+from specdec.edge.tls import read_tls
 
 SERVICE = "specdec.v1.GenerationService"
 CONNECTION_AGE = 600.0  # seconds: clients behind one name find new coordinators
@@ -32,19 +35,32 @@ log = logging.getLogger("coordinator")
 
 async def serve(config: CoordinatorConfig) -> None:
     codec = await asyncio.to_thread(TextCodec.load, config.model)
+    tls = read_tls(config.tls_certificate, config.tls_key, config.tls_ca)
+    keys = Keys.read(config.api_keys)
+    connect = partial(open_channel, tls=tls, server_name=config.tls_replica_name)
     with Telemetry.start("specdec-coordinator", env=os.environ, metrics_port=config.metrics_port) as telemetry:
         metrics = CoordinatorMetrics(telemetry)
         async with (
             opened_store(config) as store,
-            Pool("target", config.target_addresses, check_for("target", codec), metrics) as targets,
+            Pool("target", config.target_addresses, check_for("target", codec), metrics, connect=connect) as targets,
             Pool(
-                "draft", config.draft_addresses, check_for("draft", codec), metrics, narrow=fitting(targets.infos)
+                "draft",
+                config.draft_addresses,
+                check_for("draft", codec),
+                metrics,
+                narrow=fitting(targets.infos),
+                connect=connect,
             ) as drafters,
         ):
-            servicer = GenerationServicer(config, codec, store, targets, drafters, telemetry, metrics)
+            servicer = GenerationServicer(config, codec, store, targets, drafters, telemetry, metrics, keys)
             register = partial(generation_pb2_grpc.add_GenerationServiceServicer_to_server, servicer)
             server = GrpcServer(
-                {SERVICE: register}, host=config.host, port=config.port, max_connection_age=CONNECTION_AGE
+                {SERVICE: register},
+                host=config.host,
+                port=config.port,
+                max_connection_age=CONNECTION_AGE,
+                tls=tls if config.tls_certificate else None,
+                clients=config.tls_clients,
             )
             async with server, watch_readiness(server, targets, store):
                 log.info("serving on %s:%d", config.host, server.port)

@@ -51,7 +51,8 @@ class Wiring:
 
 class Choice:
     """max_context, max_k: what every verifier takes; trace: traceparent of the request's span; began: when the request
-    came, by the loop's clock. sent: output tokens given to the client so far; finish: None until the turn has ended."""
+    came, by the loop's clock; cache_salt: only sessions of one salt share cached keys and values. sent: output tokens
+    given to the client so far; finish: None until the turn has ended."""
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class Choice:
         max_k: int,
         trace: str,
         began: float,
+        cache_salt: bytes = b"",
     ) -> None:
         self.record = opened.record
         self.sent = 0
@@ -74,6 +76,7 @@ class Choice:
         self._max_k = max_k
         self._trace = trace
         self._began = began
+        self._cache_salt = cache_salt
         self._stop = ""
         # Where verifiers have become smaller since the turn began, what it has is kept all the same.
         room = max(max_context, len(self.record.token_ids))
@@ -127,7 +130,8 @@ class Choice:
             features.wanted = learning.wants_features(features.readers(), len(record.token_ids))
         else:
             features.wanted = fixed_k > 0
-        first = OpenSession(record.session_id, record.turn.params, record.turn.seed, record.turn_start)
+        turn = record.turn
+        first = OpenSession(record.session_id, turn.params, turn.seed, record.turn_start, cache_salt=self._cache_salt)
         draft_limits = DraftLimits(config.draft_timeout, config.support, vocab_size)
         open_drafting = partial(Drafting, wiring.drafters, record.turn, first, draft_limits, features)
         sources = Sources(wiring.served, record.turn.drafter, open_drafting, features)

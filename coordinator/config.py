@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specdec.core.errors import ConfigError
+from specdec.edge.tls import CA_OPTION, CERTIFICATE_OPTION, KEY_OPTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,18 @@ class CoordinatorConfig:
     )
     host: str = field(default="127.0.0.1", metadata={"help": "interface to serve on"})
     port: int = field(default=50050, metadata={"help": "gRPC port, 0: any", "ge": 0, "le": 65535})
+    tls_certificate: str | None = field(default=None, metadata=CERTIFICATE_OPTION)
+    tls_key: str | None = field(default=None, metadata=KEY_OPTION)
+    tls_ca: str | None = field(default=None, metadata=CA_OPTION)
+    tls_replica_name: str | None = field(
+        default=None, metadata={"help": "name in the replicas' certificates; unset: the address they were found at"}
+    )
+    tls_clients: bool = field(
+        default=False, metadata={"help": "callers, too, must show a certificate that tls_ca signed"}
+    )
+    api_keys: str | None = field(
+        default=None, metadata={"help": "file of the keys that may call (`specdec key` makes one); unset: anyone may"}
+    )
     metrics_port: int | None = field(
         default=None, metadata={"help": "port of /metrics, 0: any, unset: none", "ge": 0, "le": 65535}
     )
@@ -65,6 +78,8 @@ class CoordinatorConfig:
                 host, colon, port = address.rpartition(":")
                 if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
                     raise ConfigError(name, address, "write host:port")
+        if self.tls_clients and not (self.tls_ca and self.tls_certificate):
+            raise ConfigError("tls_clients", True, "needs tls_certificate, tls_key and tls_ca")
         if self.num_draft_tokens is not None and self.num_draft_tokens > self.max_draft_tokens:
             raise ConfigError(
                 "num_draft_tokens",

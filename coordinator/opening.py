@@ -11,6 +11,7 @@ import numpy as np
 
 from coordinator.admission import Admitted
 from coordinator.session import ChatMessage, SessionRecord
+from coordinator.store.outcomes import missing
 from coordinator.store.protocol import SessionStore
 from coordinator.tokenizer import TextCodec
 from coordinator.turn_request import fit
@@ -38,18 +39,29 @@ class Opening:
         self._store = store
         self._codec = codec
 
-    async def open(self, admitted: Admitted, index: int, target: ReplicaInfo, max_context: int) -> Opened:
-        """The session for choice `index`; a new one is pinned to the model of `target`.
+    async def open(
+        self, admitted: Admitted, index: int, target: ReplicaInfo, max_context: int, owner: str = ""
+    ) -> Opened:
+        """The session for choice `index`; a new one is pinned to the model of `target`. owner: name of the caller's
+        key; a session of another's does not exist for it.
 
         Raises NotFound, FailedPrecondition (another owner runs it), InvalidArgument (it does not fit its session),
         Unavailable."""
+        if admitted.session_id:
+            await self._check_owner(admitted.session_id, owner)
         if admitted.kind == "resume":
             return await self._resume(admitted)
         if admitted.session_id:
             return await self._next_turn(admitted, max_context)
-        return await self._create(admitted, index, target)
+        return await self._create(admitted, index, target, owner)
 
-    async def _create(self, admitted: Admitted, index: int, target: ReplicaInfo) -> Opened:
+    async def _check_owner(self, session_id: str, owner: str) -> None:
+        """Before anything is taken: a stranger must not end the stream of whoever runs the turn."""
+        record = await self._store.load(session_id)
+        if record is not None and record.owner != owner:
+            raise missing(session_id)
+
+    async def _create(self, admitted: Admitted, index: int, target: ReplicaInfo, owner: str) -> Opened:
         record = SessionRecord(
             session_id=uuid.uuid4().hex,
             token_ids=admitted.prompt_ids,
@@ -58,6 +70,7 @@ class Opening:
             fingerprint=target.model_fingerprint,
             dtype=target.dtype,
             messages=admitted.messages,
+            owner=owner,
         )
         await self._store.create(record)
         return Opened(record, 0)

@@ -9,8 +9,9 @@ import socket
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from coordinator.replica import Replica, State
+from coordinator.replica import Connect, Replica, State
 from specdec.core.errors import ReplicaFault, Unavailable
+from specdec.edge.channel import open_channel
 from specdec.edge.messages import ReplicaInfo
 from specdec.edge.telemetry import CoordinatorMetrics
 
@@ -37,6 +38,7 @@ class Pool:
         metrics: CoordinatorMetrics,
         *,
         narrow: Narrow = lambda info: info,
+        connect: Connect = open_channel,
         refresh: float = REFRESH,
         rng: random.Random | None = None,
     ) -> None:
@@ -45,6 +47,7 @@ class Pool:
         self._addresses = tuple(addresses)
         self._check = check
         self._narrow = narrow
+        self._connect = connect
         self._metrics = metrics
         self._refresh = refresh
         self._rng = rng or random.Random()
@@ -136,7 +139,7 @@ class Pool:
     async def _look(self) -> None:
         found = await self._resolve()
         for address in found - self.replicas.keys():
-            self.replicas[address] = Replica(address, self.role)
+            self.replicas[address] = Replica(address, self.role, self._connect)
         for address in self.replicas.keys() - found:
             replica = self.replicas.pop(address)
             replica.leaving = True  # its sessions move between two cycles, as from one that drains

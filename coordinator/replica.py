@@ -17,6 +17,8 @@ from specdec.edge.messages import Load, ReplicaInfo
 INFO_DEADLINE = 1.0  # seconds
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds in quarantine, doubling
 
+Connect = Callable[[str], grpc.aio.Channel]
+
 STUBS: dict[str, Any] = {"draft": draft_pb2_grpc.DraftServiceStub, "target": target_pb2_grpc.TargetServiceStub}
 
 
@@ -30,7 +32,7 @@ class Replica:
     """Holds the one channel to the process. `inflight`: streams of this coordinator that it serves; `leaving`: the name
     service knows it no more."""
 
-    def __init__(self, address: str, role: str) -> None:
+    def __init__(self, address: str, role: str, connect: Connect = open_channel) -> None:
         self.address = address
         self.state = State.CONNECTING
         self.reason = "not asked yet"
@@ -40,7 +42,7 @@ class Replica:
         self.leaving = False
         self._pause = FIRST_PAUSE
         self._quarantined_until = 0.0
-        self._channel = open_channel(address)
+        self._channel = connect(address)
         self.stub: Any = STUBS[role](self._channel)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,22 @@ from specdec.edge.codec import encode_params
 FINISH = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
 
 
-class Writer:
-    """Several choices share one call, and a call takes one write at a time."""
+Used = Callable[[int], None]
 
-    def __init__(self, call: Any) -> None:
+
+class Writer:
+    """Several choices share one call, and a call takes one write at a time. used: told of output tokens, those that a
+    resume sends again left out."""
+
+    def __init__(self, call: Any, used: Used = lambda tokens: None) -> None:
         self._call = call
+        self._used = used
         self._lock = asyncio.Lock()
 
     async def write(self, event: pb.Started | pb.Chunk | pb.Complete) -> None:
         """Waits for a client that reads slowly. Raises grpc.aio.BaseError where it has gone."""
+        if isinstance(event, pb.Chunk) and event.HasField("timing"):
+            self._used(len(event.tokens))
         response = pb.GenerateResponse()
         getattr(response, type(event).__name__.lower()).CopyFrom(event)
         async with self._lock:

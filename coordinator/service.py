@@ -16,9 +16,11 @@ from coordinator.config import CoordinatorConfig
 from coordinator.drafting import OWN
 from coordinator.drift import DriftWatch
 from coordinator.experience import Experience
+from coordinator.keys import Caller, Keys
 from coordinator.opening import Opening
 from coordinator.pool import Pool
-from coordinator.responses import Writer
+from coordinator.quota import Quota
+from coordinator.responses import Used, Writer
 from coordinator.served import ServedDrafters
 from coordinator.store.protocol import SessionStore
 from coordinator.tokenizer import TextCodec
@@ -41,8 +43,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         drafters: Pool,
         telemetry: Telemetry,
         metrics: CoordinatorMetrics,
+        keys: Keys | None = None,
     ) -> None:
-        """Raises ConfigError where config.profile cannot be read."""
+        """keys: None: anyone may call. Raises ConfigError where config.profile cannot be read."""
+        self._keys = keys or Keys(None)
+        self._quota = Quota()
         drift = DriftWatch.of(config.profile, metrics)
         experience = Experience(lambda: len(targets.ready()))
         served = ServedDrafters(drafters, targets)
@@ -53,6 +58,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         metrics.speculation_enabled.set(lambda: int(not self._disabled_reason()))
 
     async def Info(self, request: Any, context: Any) -> pb.ServiceInfo:
+        self._keys.caller(_metadata(context).get("authorization"))
         target = self._wiring.targets.pick()
         info = target.info if target is not None else None
         disabled = self._disabled_reason()
@@ -73,16 +79,23 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:
         """Coroutine style: a generator that yields inside a task group could be closed from outside it."""
+        metadata = _metadata(context)
+        caller = self._keys.caller(metadata.get("authorization"))
         if self._active >= self._wiring.config.max_streams:
             raise ResourceExhausted(f"{self._active} generations are running: the limit is max_streams")
+        with self._quota.stream(caller) as used:
+            await self._counted(request, context, caller, used, metadata.get("traceparent"))
+
+    async def _counted(
+        self, request: pb.GenerateRequest, context: Any, caller: Caller, used: Used, parent: str | None
+    ) -> None:
         self._active += 1
         outcome, began = "ok", asyncio.get_running_loop().time()
-        caller = dict(context.invocation_metadata() or ()).get("traceparent")
         try:
-            with self._wiring.telemetry.span(names.SPAN_GENERATE, parent=caller, kind=SpanKind.SERVER) as span:
+            with self._wiring.telemetry.span(names.SPAN_GENERATE, parent=parent, kind=SpanKind.SERVER) as span:
                 if span.is_recording():
                     span.set_attributes(self._request_attributes(request))
-                await self._in_time(self._serve(request, Writer(context), span, began))
+                await self._in_time(self._serve(request, Writer(context, used), span, began, caller, used))
         except BaseException as error:
             outcome = "cancelled" if _is_departure(error) else "error"
             raise
@@ -99,7 +112,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         except TimeoutError:
             raise DeadlineExceeded(f"not done within request_timeout = {limit} s") from None
 
-    async def _serve(self, request: pb.GenerateRequest, writer: Writer, span: Span, began: float) -> None:
+    async def _serve(
+        self, request: pb.GenerateRequest, writer: Writer, span: Span, began: float, caller: Caller, used: Used
+    ) -> None:
         await self._wiring.targets.wait_ready(self._wiring.config.failover_timeout)
         # From here on nothing waits for verifiers: what they take, and one of them to begin with, is settled now.
         target, limits, max_k = self._wiring.targets.pick(), self._limits(), self._max_k()
@@ -111,7 +126,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         choices: list[Choice] = []
 
         async def serve(index: int) -> None:
-            opened = await self._opening.open(admitted, index, target.info, limits.max_context)
+            opened = await self._opening.open(admitted, index, target.info, limits.max_context, caller.name)
+            if admitted.kind != "resume":
+                used(opened.record.turn_start)
             choice = Choice(
                 self._wiring,
                 opened,
@@ -121,6 +138,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 max_k=max_k,
                 trace=traceparent(span),
                 began=began,
+                cache_salt=caller.cache_salt,
             )
             choices.append(choice)
             await choice.run()
@@ -177,6 +195,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         }
         set_fields = {field.name: value for field, value in request.ListFields()}
         return given | {label: set_fields[name] for name, label in optional.items() if name in set_fields}
+
+
+def _metadata(context: Any) -> dict[str, str]:
+    return dict(context.invocation_metadata() or ())
 
 
 def _is_departure(error: BaseException) -> bool:

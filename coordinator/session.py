@@ -19,7 +19,8 @@ class SessionRecord:
     """token_ids: uint32[n], everything committed, prompt included; turn_start: index of the current turn's first
     output token. messages: the chat up to and including the message that the current turn answers, () for sessions
     of plain text. finish: why the turn ended ("stop", "length"), None while it has not. running: an owner holds it.
-    epoch rises with each owner and fences off the older ones. held: replica id -> context tokens it holds."""
+    epoch rises with each owner and fences off the older ones. held: replica id -> context tokens it holds. owner:
+    name of the key that it belongs to, "" where no keys are asked for."""
 
     session_id: str
     token_ids: Ids
@@ -32,6 +33,7 @@ class SessionRecord:
     running: bool = True
     epoch: int = 1
     held: dict[str, int] = field(default_factory=dict)
+    owner: str = ""
 
     @property
     def output_ids(self) -> Ids:

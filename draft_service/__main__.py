@@ -23,6 +23,7 @@ from specdec.edge.config import exit_with, load_config
 from specdec.edge.logging import configure_logging
 from specdec.edge.server import GrpcServer, run_until_signal
 from specdec.edge.telemetry import ReplicaMetrics, Telemetry
+from specdec.edge.tls import read_tls
 
 PROG = "draft_service"
 _log = logging.getLogger(PROG)
@@ -33,9 +34,10 @@ async def serve(config: DraftConfig, env: Mapping[str, str]) -> None:
     with Telemetry.start("specdec-draft", env=env, metrics_port=config.metrics_port) as telemetry:
         metrics = ReplicaMetrics(telemetry)
         replica_id = config.replica_id or f"{os.uname().nodename}:{os.getpid()}"
+        tls = read_tls(config.tls_certificate, config.tls_key, config.tls_ca)
         service = DraftService(config, telemetry, metrics, replica_id=replica_id)
         register = partial(draft_pb2_grpc.add_DraftServiceServicer_to_server, service)
-        server = GrpcServer({"specdec.v1.DraftService": register}, host=config.host, port=config.port)
+        server = GrpcServer({"specdec.v1.DraftService": register}, host=config.host, port=config.port, tls=tls)
         with compute_thread("draft") as thread:
             async with server, AsyncExitStack() as stack:
                 load = partial(load_drafters, config, metrics)

@@ -8,6 +8,7 @@ from typing import cast, get_args
 
 from draft_service.drafters import DRAFTERS
 from specdec.core.errors import ConfigError
+from specdec.edge.tls import CA_OPTION, CERTIFICATE_OPTION, KEY_OPTION
 from specdec.lm.id_map import ALL
 from specdec.lm.networks import AUTO, DTYPE_OPTION, NETWORK_OPTION, Dtype
 
@@ -55,6 +56,9 @@ class DraftConfig:
     device: str = field(default="cpu", metadata={"help": "where the draft model runs: cpu, cuda, cuda:1"})
     host: str = field(default="127.0.0.1", metadata={"help": "interface to serve on"})
     port: int = field(default=50052, metadata={"help": "gRPC port, 0: any", "ge": 0, "le": 65535})
+    tls_certificate: str | None = field(default=None, metadata=CERTIFICATE_OPTION)
+    tls_key: str | None = field(default=None, metadata=KEY_OPTION)
+    tls_ca: str | None = field(default=None, metadata=CA_OPTION)
     metrics_port: int | None = field(
         default=None, metadata={"help": "port of /metrics, 0: any, unset: none", "ge": 0, "le": 65535}
     )

@@ -25,6 +25,10 @@ class DraftSession:
         self.features: FeatureRows = NO_FEATURES
         self.computed_tokens = 0
 
+    @property
+    def cache_salt(self) -> bytes:
+        return self.opening.cache_salt if self.opening is not None else b""
+
     def reopen(self, opening: OpenSession) -> None:
         """Begin the stream, or a new turn on it: other params, seed, turn start, even another drafter.
 

@@ -39,7 +39,7 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias_ids: _Optional[bytes] = ..., logit_biases: _Optional[bytes] = ..., min_tokens: _Optional[int] = ..., end_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class OpenSession(_message.Message):
-    __slots__ = ("protocol_version", "session_id", "params", "seed", "turn_start", "drafter", "feature_layers")
+    __slots__ = ("protocol_version", "session_id", "params", "seed", "turn_start", "drafter", "feature_layers", "cache_salt")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class OpenSession(_message.Message):
     TURN_START_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     session_id: str
     params: SamplingParams
@@ -54,7 +55,8 @@ class OpenSession(_message.Message):
     turn_start: int
     drafter: str
     feature_layers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, protocol_version: _Optional[int] = ..., session_id: _Optional[str] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., turn_start: _Optional[int] = ..., drafter: _Optional[str] = ..., feature_layers: _Optional[_Iterable[int]] = ...) -> None: ...
+    cache_salt: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., session_id: _Optional[str] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., turn_start: _Optional[int] = ..., drafter: _Optional[str] = ..., feature_layers: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
 
 class StaleContext(_message.Message):
     __slots__ = ("held",)

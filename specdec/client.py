@@ -8,11 +8,13 @@ from specdec.core.errors import (
     NotFound,
     ResourceExhausted,
     SpecdecError,
+    Unauthenticated,
     Unavailable,
 )
 from specdec.edge.blocking_client import BlockingClient
 from specdec.edge.client import Client
 from specdec.edge.received import Event
+from specdec.edge.tls import Tls, read_tls
 
 __all__ = [
     "Aborted",
@@ -25,5 +27,8 @@ __all__ = [
     "NotFound",
     "ResourceExhausted",
     "SpecdecError",
+    "Tls",
+    "Unauthenticated",
     "Unavailable",
+    "read_tls",
 ]

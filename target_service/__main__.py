@@ -21,6 +21,7 @@ from specdec.edge.config import exit_with, load_config
 from specdec.edge.logging import configure_logging
 from specdec.edge.server import GrpcServer, run_until_signal
 from specdec.edge.telemetry import ReplicaMetrics, Telemetry
+from specdec.edge.tls import read_tls
 from specdec.lm.loading import Dtype, LoadedModel, load_model
 from specdec.lm.runner import Runner
 from target_service.config import UNTUNED_BUDGET, TargetConfig
@@ -45,9 +46,10 @@ async def serve(config: TargetConfig, env: Mapping[str, str]) -> None:
     with Telemetry.start("specdec-target", env=env, metrics_port=config.metrics_port) as telemetry:
         metrics = ReplicaMetrics(telemetry)
         replica_id = config.replica_id or f"{os.uname().nodename}:{os.getpid()}"
+        tls = read_tls(config.tls_certificate, config.tls_key, config.tls_ca)
         service = TargetService(config, telemetry, metrics, replica_id=replica_id)
         register = partial(target_pb2_grpc.add_TargetServiceServicer_to_server, service)
-        server = GrpcServer({"specdec.v1.TargetService": register}, host=config.host, port=config.port)
+        server = GrpcServer({"specdec.v1.TargetService": register}, host=config.host, port=config.port, tls=tls)
         with compute_thread("engine") as thread:
             async with server:
                 load = partial(load_engine, config, metrics)

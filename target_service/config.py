@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from specdec.core.errors import ConfigError
 from specdec.core.tree import MAX_NODES
+from specdec.edge.tls import CA_OPTION, CERTIFICATE_OPTION, KEY_OPTION
 from specdec.lm.networks import AUTO, DTYPE_OPTION, NETWORK_OPTION
 
 UNTUNED_BUDGET = 512  # token rows, where neither a budget was given nor forwards were measured
@@ -21,6 +22,9 @@ class TargetConfig:
     device: str = field(default="cpu", metadata={"help": "where the model runs: cpu, cuda, cuda:1"})
     host: str = field(default="127.0.0.1", metadata={"help": "interface to serve on"})
     port: int = field(default=50053, metadata={"help": "gRPC port, 0: any", "ge": 0, "le": 65535})
+    tls_certificate: str | None = field(default=None, metadata=CERTIFICATE_OPTION)
+    tls_key: str | None = field(default=None, metadata=KEY_OPTION)
+    tls_ca: str | None = field(default=None, metadata=CA_OPTION)
     metrics_port: int | None = field(
         default=None, metadata={"help": "port of /metrics, 0: any, unset: none", "ge": 0, "le": 65535}
     )

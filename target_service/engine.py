@@ -101,7 +101,7 @@ class Engine:
         Raises ResourceExhausted at max_sessions."""
         if len(self._sessions) >= self.limits.max_sessions:
             raise ResourceExhausted(f"{len(self._sessions)} sessions are open, the limit")
-        session = TargetSession(opening, self._runner.new_sequence(), last_used=self._step)
+        session = TargetSession(opening, self._runner.new_sequence(opening.cache_salt), last_used=self._step)
         self._sessions.add(session)
         return session
 

@@ -165,7 +165,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
                 raise InvalidArgument("open", None, "the first message of a stream must open the session")
             opening = request.open
             session = await self._batcher.call(lambda: self._open(stream, opening))
-            await self._bring(request)
+            await self._bring(request, opening.cache_salt)
         else:
             session = stream.session
         stream.opening = request.open or stream.opening
@@ -175,12 +175,12 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         finally:
             self._company.left(stream)
 
-    async def _bring(self, request: VerifyRequest) -> None:
+    async def _bring(self, request: VerifyRequest, salt: bytes) -> None:
         """KV of a context that begins here, from where it was before. A stale offset is answered in its turn."""
         if self._sharing is None or request.offset:
             return
         start_ns = time.time_ns()
-        tokens = await self._sharing.bring(self._batcher, request.token_ids)
+        tokens = await self._sharing.bring(self._batcher, request.token_ids, salt)
         if tokens and request.traceparent:
             attributes: dict[str, str | int] = {names.REPLICA_ID: self._replica_id, names.KV_TOKENS: tokens}
             self._telemetry.record_span(names.SPAN_KV_FETCH, request.traceparent, start_ns, time.time_ns(), attributes)

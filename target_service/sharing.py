@@ -48,12 +48,12 @@ class KVSharing:
             self._tier.keep(digests, sequence.key, self._exchange.read)
         session.kept = len(digests)
 
-    async def bring(self, batcher: Batcher, context: Ids) -> int:
+    async def bring(self, batcher: Batcher, context: Ids, salt: bytes = b"") -> int:
         """Takes in what the store has of a context that begins here, if that is faster than to compute it. Returns how
         many tokens."""
         if len(context) <= BLOCK:
             return 0
-        keys, held = await batcher.call(partial(self._looked_up, context))
+        keys, held = await batcher.call(partial(self._looked_up, context, salt))
         lacking = keys[held:]
         within = self._worth(len(lacking), held)
         if not within:
@@ -82,8 +82,8 @@ class KVSharing:
         fetching = self._tier.fetching.pace.seconds(blocks * self._exchange.block_bytes)
         return min(LONGEST_FETCH, computing) if fetching < computing else 0.0
 
-    def _looked_up(self, context: Ids) -> tuple[list[BlockKey], int]:
-        keys = self._exchange.chain(context[:-1])  # the root is computed in any case
+    def _looked_up(self, context: Ids, salt: bytes) -> tuple[list[BlockKey], int]:
+        keys = self._exchange.chain(context[:-1], salt)  # the root is computed in any case
         return keys, self._exchange.held([key.digest for key in keys])
 
     def _installed(self, keys: list[BlockKey], contents: list[Content]) -> int:

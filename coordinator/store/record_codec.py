@@ -18,7 +18,7 @@ from specdec.core.sampling import SamplingParams
 from specdec.core.tree import Ids
 
 T = TypeVar("T", SamplingParams, Turn, ChatMessage)
-_BODY = ("turn_start", "turn", "fingerprint", "dtype", "messages")
+_BODY = ("turn_start", "turn", "fingerprint", "dtype", "messages", "owner")
 
 
 def encode_ids(token_ids: Ids) -> bytes:
@@ -72,6 +72,7 @@ def decode(session_id: str, meta: Mapping[str, str], raw: bytes) -> SessionRecor
         running=meta["running"] == "1",
         epoch=int(meta["epoch"]),
         held=json.loads(meta["held"]),
+        owner=body.get("owner", ""),
     )
 
 

@@ -107,7 +107,7 @@ class LmDrafter:
         chain = self._chains.get(job.session)
         if chain is not None and chain.job is job:
             return chain
-        sequence = self._sequences.pop(job.session, None) or self._runner.new_sequence()
+        sequence = self._sequences.pop(job.session, None) or self._runner.new_sequence(job.session.cache_salt)
         self._sequences[job.session] = sequence
         context = self._own(job)
         room = self.model.max_context - len(context)

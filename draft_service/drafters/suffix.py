@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from specdec.edge.telemetry import ReplicaMetrics
 
 SMALLEST, WINDOW = 1024, 65536  # tokens of one session's context that its index holds: doubles as the context grows
+MOST_SALTS = 8  # shared indexes
 LEAD = 8  # tokens before an output that are kept with it, so that how outputs begin is known too
 
 
@@ -70,28 +71,36 @@ class SuffixDrafter:
     def __init__(self, model: DraftModel, shared_tokens: int) -> None:
         self.model = replace(model, tree=True)
         self._own: dict[DraftSession, _Own] = {}
-        self._shared = TokenIndex(shared_tokens) if shared_tokens else None
+        self._shared_tokens = shared_tokens
+        self._shared: dict[bytes, TokenIndex] = {}  # by cache salt, least recently used first
 
     def propose(self, jobs: Sequence[DraftJob]) -> list[Draft | SpecdecError | None]:
         return [self._draft(job) for job in jobs]
 
     def close(self, session: DraftSession) -> None:
         if (own := self._own.pop(session, None)) is not None:
-            self._remember(own)
+            self._remember(session, own)
 
     def _draft(self, job: DraftJob) -> Draft:
         own = self._own.setdefault(job.session, _Own())
         if job.turn_start != own.turn_start:
-            self._remember(own)
+            self._remember(job.session, own)
         own.update(job.context, job.turn_start)
-        indexes = [own.index] if self._shared is None else [own.index, self._shared]
+        shared = self._shared.get(job.session.cache_salt)
+        indexes = [own.index] if shared is None else [own.index, shared]
         guess = _up_to_ends(propose(indexes, job.context, job.num_draft_tokens), job.params.end_ids)
         return Draft(guess.tree, drafter="suffix", score=guess.score)
 
-    def _remember(self, own: _Own) -> None:
-        if self._shared is not None:
-            self._shared.extend(own.output)
-            self._shared.close()
+    def _remember(self, session: DraftSession, own: _Own) -> None:
+        """For sessions of the same salt only."""
+        if not self._shared_tokens:
+            return
+        index = self._shared.pop(session.cache_salt, None) or TokenIndex(self._shared_tokens)
+        self._shared[session.cache_salt] = index
+        while len(self._shared) > MOST_SALTS:
+            del self._shared[next(iter(self._shared))]
+        index.extend(own.output)
+        index.close()
 
 
 def _up_to_ends(guess: Guess, end_ids: tuple[int, ...]) -> Guess:

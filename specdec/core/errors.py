@@ -33,6 +33,12 @@ class ConfigError(InvalidArgument):
     reason = "CONFIG"
 
 
+class Unauthenticated(SpecdecError):
+    """The caller has shown no key, or none that is known."""
+
+    reason = "UNAUTHENTICATED"
+
+
 class NotFound(SpecdecError):
     reason = "SESSION_NOT_FOUND"
 

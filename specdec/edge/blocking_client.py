@@ -12,6 +12,7 @@ from typing import Any, Self, Unpack
 from protos import generation_pb2
 from specdec.edge.client import GENERATE_DEADLINE, INFO_DEADLINE, PATIENCE, Client, GenerateFields
 from specdec.edge.received import Event
+from specdec.edge.tls import Tls
 
 
 class BlockingClient:
@@ -21,8 +22,10 @@ class BlockingClient:
         for event in client.generate(text="Once upon a time", max_tokens=64):
             ..."""
 
-    def __init__(self, address: str, *, patience: float = PATIENCE) -> None:
-        self._client = Client(address, patience=patience)
+    def __init__(
+        self, address: str, *, patience: float = PATIENCE, api_key: str | None = None, tls: Tls | None = None
+    ) -> None:
+        self._client = Client(address, patience=patience, api_key=api_key, tls=tls)
 
     def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import grpc.aio
 
+from specdec.edge.tls import Tls
+
 # A verify reply with logprobs of a large tree, or a whole 128k context, is well under this.
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 KEEPALIVE_MS = 20_000
@@ -40,6 +42,14 @@ def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> ChannelOption
     ]
 
 
-def open_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
-    """One channel per replica; connects lazily. Close it, or use it as `async with`."""
-    return grpc.aio.insecure_channel(address, options=channel_options(max_message_bytes))
+def open_channel(
+    address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES, tls: Tls | None = None, server_name: str | None = None
+) -> grpc.aio.Channel:
+    """One channel per replica; connects lazily. Close it, or use it as `async with`. tls: None: in clear. server_name:
+    what the certificate must say, None: the address."""
+    options: list[tuple[str, int | str]] = [*channel_options(max_message_bytes)]
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    if server_name is not None:
+        options.append(("grpc.ssl_target_name_override", server_name))
+    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=options)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from specdec.core.errors import InvalidArgument, SpecdecError, Unavailable
-from specdec.edge.commands import chat, demo, generate, plan, profile, train, up
+from specdec.edge.commands import chat, demo, generate, key, plan, profile, train, up
 
 
 class Command(Protocol):
@@ -27,6 +27,7 @@ COMMANDS: dict[str, Command] = {
     "profile": profile,
     "train": train,
     "demo": demo,
+    "key": key,
 }
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 

@@ -24,6 +24,7 @@ from specdec.core.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from specdec.edge.channel import open_channel
 from specdec.edge.errors import from_rpc_error
 from specdec.edge.received import Event, Ledger, Received
+from specdec.edge.tls import Tls
 
 INFO_DEADLINE = 5.0  # seconds
 GENERATE_DEADLINE = 3600.0  # seconds
@@ -75,15 +76,20 @@ class Client:
     has, at the same coordinator or the next, so every token comes once and in order. A call of which nothing has come
     yet is not repeated: its Unavailable is the caller's to weigh, and nothing is lost by it."""
 
-    def __init__(self, address: str, *, patience: float = PATIENCE) -> None:
+    def __init__(
+        self, address: str, *, patience: float = PATIENCE, api_key: str | None = None, tls: Tls | None = None
+    ) -> None:
         """address: host:port, or several coordinators of one store, comma separated: where one is lost, the next is
-        asked. patience: seconds without a token for which a lost generation is resumed again and again, 0: never."""
+        asked. patience: seconds without a token for which a lost generation is resumed again and again, 0: never.
+        api_key: as `specdec key` printed it. tls: `Tls()` believes the authorities of the system, None: in clear."""
         self.address = address
         self._patience = patience
+        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        self._tls = tls
         self._jitter = random.Random()
 
     async def __aenter__(self) -> Self:
-        self._channels = [open_channel(address) for address in self.address.split(",")]
+        self._channels = [open_channel(address, tls=self._tls) for address in self.address.split(",")]
         self._stubs = [generation_pb2_grpc.GenerationServiceStub(channel) for channel in self._channels]
         return self
 
@@ -99,7 +105,9 @@ class Client:
     async def info(self, *, deadline: float = INFO_DEADLINE) -> generation_pb2.ServiceInfo:
         """deadline in seconds. Raises SpecdecError."""
         try:
-            info: generation_pb2.ServiceInfo = await self._stub.Info(common_pb2.InfoRequest(), timeout=deadline)
+            info: generation_pb2.ServiceInfo = await self._stub.Info(
+                common_pb2.InfoRequest(), timeout=deadline, metadata=self._metadata
+            )
             return info
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
@@ -156,7 +164,7 @@ class Client:
         left = until - asyncio.get_running_loop().time()
         if left <= 0:
             raise DeadlineExceeded("the generation's deadline is over")
-        call = self._stub.Generate(request, timeout=left)
+        call = self._stub.Generate(request, timeout=left, metadata=self._metadata)
         try:
             async for response in call:
                 event = response.WhichOneof("event")

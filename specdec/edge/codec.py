@@ -26,6 +26,7 @@ from specdec.edge.messages import (
 )
 
 Fault = Callable[[str, object, str], SpecdecError]
+MAX_SALT = 32  # bytes
 MAX_SUPPORT = 255  # a support's size travels as one byte
 
 U8, U32, F16, F32 = (np.dtype(code) for code in ("u1", "<u4", "<f2", "<f4"))
@@ -177,6 +178,7 @@ def encode_open(session: OpenSession) -> common_pb2.OpenSession:
         turn_start=session.turn_start,
         drafter=session.drafter,
         feature_layers=session.feature_layers,
+        cache_salt=session.cache_salt,
     )
 
 
@@ -184,6 +186,8 @@ def decode_open(message: common_pb2.OpenSession) -> OpenSession:
     if message.protocol_version != PROTOCOL_VERSION:
         remedy = f"this replica speaks {PROTOCOL_VERSION}"
         raise InvalidArgument("protocol_version", message.protocol_version, remedy)
+    if len(message.cache_salt) > MAX_SALT:
+        raise InvalidArgument("cache_salt", f"{len(message.cache_salt)} bytes", f"at most {MAX_SALT}")
     return OpenSession(
         message.session_id,
         decode_params(message.params),
@@ -191,6 +195,7 @@ def decode_open(message: common_pb2.OpenSession) -> OpenSession:
         message.turn_start,
         message.drafter,
         decode_layers(message.feature_layers, "open.feature_layers", InvalidArgument),
+        message.cache_salt,
     )
 
 

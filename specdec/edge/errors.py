@@ -25,6 +25,7 @@ from specdec.core.errors import (
     ReplicaFault,
     ResourceExhausted,
     SpecdecError,
+    Unauthenticated,
     Unavailable,
 )
 
@@ -39,6 +40,7 @@ _log = logging.getLogger(__name__)
 # The most specific class first.
 _CODES: tuple[tuple[type[SpecdecError], grpc.StatusCode], ...] = (
     (InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
+    (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
     (NotFound, grpc.StatusCode.NOT_FOUND),
     (FailedPrecondition, grpc.StatusCode.FAILED_PRECONDITION),
     (Aborted, grpc.StatusCode.ABORTED),
@@ -124,7 +126,6 @@ _KINDS: Mapping[grpc.StatusCode, type[SpecdecError]] = {
     **{code: kind for kind, code in _CODES if kind is not SpecdecError},
     grpc.StatusCode.OUT_OF_RANGE: FailedPrecondition,
     grpc.StatusCode.PERMISSION_DENIED: FailedPrecondition,
-    grpc.StatusCode.UNAUTHENTICATED: FailedPrecondition,
     grpc.StatusCode.CANCELLED: Unavailable,
 }
 

@@ -20,7 +20,7 @@ PROTOCOL_VERSION = 1
 class OpenSession:
     """First message of a stream, or of a new turn on it. seed: 0 <= seed < 2^64. drafter: DraftService only.
     feature_layers: TargetService only, ascending; hidden states are wanted after so many decoder layers, 0: the
-    embeddings."""
+    embeddings. cache_salt: only sessions of one salt share what replicas keep of contexts."""
 
     session_id: str
     params: SamplingParams
@@ -28,6 +28,7 @@ class OpenSession:
     turn_start: int
     drafter: str = ""
     feature_layers: tuple[int, ...] = ()
+    cache_salt: bytes = b""
     protocol_version: int = PROTOCOL_VERSION
 
 

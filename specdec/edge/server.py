@@ -26,6 +26,7 @@ from specdec.edge.channel import (
     common_options,
 )
 from specdec.edge.errors import Context, error_boundary
+from specdec.edge.tls import Tls
 
 CLEAN_UP_SECONDS = 5.0
 
@@ -54,7 +55,9 @@ class GrpcServer:
 
     `async with` binds and starts; health is NOT_SERVING until `set_serving(True)`. Leaving the block ends
     every call at once; `run_until_signal` is the graceful way. Raises ConfigError if the port cannot be
-    bound."""
+    bound.
+
+    tls: None: in clear. clients: with an authority in `tls`, whoever connects must show a certificate of its."""
 
     def __init__(
         self,
@@ -64,11 +67,15 @@ class GrpcServer:
         host: str = "[::]",
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_connection_age: float | None = None,
+        tls: Tls | None = None,
+        clients: bool = True,
     ) -> None:
         self._services = dict(services)
         self._address = f"{host}:{port}"
         self._options = server_options(max_message_bytes, max_connection_age)
         self._in_flight = _InFlight()
+        self._tls = tls
+        self._clients = clients
         self.port = port
 
     @property
@@ -107,11 +114,17 @@ class GrpcServer:
         names = [*self._services, "grpc.health.v1.Health", reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self._server)
         try:
-            self.port = self._server.add_insecure_port(self._address)
+            self.port = self._bound()
         except RuntimeError as error:
             raise ConfigError("port", self._address, f"cannot be bound: {error}") from None
         await self._server.start()
         return self
+
+    def _bound(self) -> int:
+        if self._tls is None:
+            return int(self._server.add_insecure_port(self._address))
+        clients = self._clients and self._tls.authority is not None
+        return int(self._server.add_secure_port(self._address, self._tls.server_credentials(clients=clients)))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -45,9 +45,9 @@ class Runner:
         self._storage = loaded.network.new_storage(num_blocks(kv_tokens))
         self.pool = KVPool(self._storage, kv_tokens, loaded.fingerprint)
 
-    def new_sequence(self) -> KVSequence:
-        """An empty sequence of this runner's pool."""
-        return self.pool.new_sequence()
+    def new_sequence(self, salt: bytes = b"") -> KVSequence:
+        """An empty sequence of this runner's pool. Only sequences of one salt share blocks."""
+        return self.pool.new_sequence(salt)
 
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Compute the rows of all segments in one pass; the sequences then hold them.

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from draft_service.config import DraftConfig
 from draft_service.drafters import DraftModel
-from draft_service.drafters.suffix import SMALLEST, SuffixDrafter, build
+from draft_service.drafters.suffix import MOST_SALTS, SMALLEST, SuffixDrafter, build
 from draft_service.session import DraftSession
 from specdec.core.draft import DraftKind
 from specdec.core.sampling import SamplingParams
+from specdec.edge.messages import OpenSession
 from specdec.edge.telemetry import ReplicaMetrics
 from tests.draft_service.jobs import GREEDY, draft_one, job, random_ids, tokens
 
@@ -25,11 +26,33 @@ def drafter(shared_tokens: int = 4096) -> SuffixDrafter:
     return SuffixDrafter(DraftModel(), shared_tokens)
 
 
-def told(to: SuffixDrafter, prompt: list[int], output: list[int]) -> None:
-    """One session with this output, closed."""
+def salted(salt: bytes) -> DraftSession:
     session = DraftSession()
+    session.reopen(OpenSession("s", GREEDY, 0, 2, cache_salt=salt))
+    return session
+
+
+def told(to: SuffixDrafter, prompt: list[int], output: list[int], session: DraftSession | None = None) -> None:
+    """One session with this output, closed."""
+    session = session or DraftSession()
     draft_one(to, job([*prompt, *output], 4, session=session, turn_start=len(prompt)))
     to.close(session)
+
+
+def test_outputs_are_known_to_sessions_of_the_same_salt_only() -> None:
+    """What one caller was told must not be guessed for another: how fast it comes would tell."""
+    suffix, asking = drafter(), [1, 2, *OUTPUT[:3]]
+    told(suffix, [9, 8], OUTPUT, salted(b"one"))
+    for salt, expected in ((b"one", OUTPUT[3:6]), (b"two", []), (b"", [])):
+        assert tokens(draft_one(suffix, job(asking, 3, session=salted(salt)))) == expected
+
+
+def test_so_many_salts_have_outputs_kept_the_latest_used() -> None:
+    suffix, asking = drafter(), [1, 2, *OUTPUT[:3]]
+    for i in range(MOST_SALTS + 1):
+        told(suffix, [9, 8], OUTPUT, salted(bytes([i])))
+    found = [bool(tokens(draft_one(suffix, job(asking, 3, session=salted(bytes([i])))))) for i in range(MOST_SALTS + 1)]
+    assert found == [False] + [True] * MOST_SALTS
 
 
 @pytest.mark.parametrize("kind", [DraftKind.CHOSEN, DraftKind.SAMPLED])

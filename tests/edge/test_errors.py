@@ -19,6 +19,7 @@ from specdec.core.errors import (
     ReplicaFault,
     ResourceExhausted,
     SpecdecError,
+    Unauthenticated,
     Unavailable,
 )
 from specdec.edge import server as server_module
@@ -165,7 +166,7 @@ async def test_aborting_by_hand_still_works(caplog: pytest.LogCaptureFixture) ->
         caught = await failed(channel, "server_stream")
     assert (caught.code(), caught.details()) == (Code.UNAUTHENTICATED, "who are you")
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
-    assert isinstance(from_rpc_error(caught), FailedPrecondition)
+    assert isinstance(from_rpc_error(caught), Unauthenticated)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -10,6 +10,7 @@ from protos.generation_pb2 import (
     TOKEN_ORIGIN_BONUS,
     GenerateRequest,
     GenerateResponse,
+    Started,
 )
 from specdec.core.errors import InvalidArgument, SpecdecError
 from tests.edge.scripted_generation import chunk, complete, serve_script, started
@@ -120,6 +121,8 @@ async def test_flags_that_cannot_be_read_are_refused_by_name() -> None:
 
 async def test_several_answers_are_shown_one_after_another() -> None:
     script = [
+        started(),
+        GenerateResponse(started=Started(session_id="s2", index=1)),
         chunk(0, ("a", TOKEN_ORIGIN_BONUS)),
         chunk(0, ("x", TOKEN_ORIGIN_BONUS), index=1),
         chunk(1, ("b", TOKEN_ORIGIN_BONUS)),

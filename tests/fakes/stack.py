@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from coordinator import drafting
 from coordinator.compatibility import check_for, fitting
 from coordinator.config import CoordinatorConfig
+from coordinator.keys import Keys
 from coordinator.pool import Pool
 from coordinator.service import GenerationServicer
 from coordinator.store import open_store
@@ -198,7 +199,8 @@ async def _started(
     drafters = pool("draft", config.draft_addresses, check_for("draft", codec), narrow=fitting(targets.infos))
     await exits.enter_async_context(targets)
     await exits.enter_async_context(drafters)
-    servicer = GenerationServicer(config, codec, store, targets, drafters, telemetry, metrics)
+    keys = Keys.read(config.api_keys)
+    servicer = GenerationServicer(config, codec, store, targets, drafters, telemetry, metrics, keys)
     register = partial(generation_pb2_grpc.add_GenerationServiceServicer_to_server, servicer)
     server = await exits.enter_async_context(
         GrpcServer({"specdec.v1.GenerationService": register}, host="127.0.0.1", port=0)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import pytest
 
 from specdec.core.step_time import StepTimeTable
+from specdec.core.tree import EMPTY_TREE
 from specdec.edge.batcher import MicroBatcher
-from specdec.edge.messages import OpenSession
+from specdec.edge.messages import OpenSession, VerifyRequest
 from specdec.lm.network import BLOCK
 from target_service.engine import Engine
 from target_service.kv_tier.block_format import BlockFrame
@@ -20,6 +21,7 @@ from target_service.kv_tier.tier import KVTier
 from target_service.kv_tier.write_behind import WriteBehind
 from target_service.schedule import Schedule
 from target_service.service import Batcher
+from target_service.session import VerifyJob
 from target_service.sharing import KVSharing
 from target_service.step_time import StepTimes
 from tests.target_service.conftest import MakeEngine
@@ -145,3 +147,27 @@ async def test_what_a_session_withdrew_as_nan_is_never_stored(make_engine: MakeE
         session.sequence.discard()
         await v.batcher.call(lambda: v.sharing.keep(session))
         assert await v.tier.flush(5.0) and not store.values
+
+
+async def test_sessions_of_another_salt_find_nothing_here_nor_in_the_store(make_engine: MakeEngine) -> None:
+    store, context = DictBlocks(), prompt(3 * BLOCK + 9)
+
+    def served(v: Verifier, salt: bytes) -> int:
+        """Tokens computed for a session of this salt."""
+        session = v.engine.open(OpenSession("s", GREEDY, 0, 1, cache_salt=salt))
+        job = VerifyJob(session, VerifyRequest(1, 0, ids(context), EMPTY_TREE))
+        while not (finished := v.engine.step([job])):
+            continue
+        [(_, result)] = finished
+        v.engine.close(session)
+        return result.computed_tokens
+
+    async with verifier(make_engine(token_budget=200), store) as first, verifier(make_engine(), store) as second:
+        assert await first.batcher.call(lambda: [served(first, salt) for salt in (b"a", b"a", b"b")]) == [
+            len(context),
+            9,
+            len(context),
+        ]
+        assert await first.tier.flush(5.0) and len(store.values) == 6
+        for salt, tokens in ((b"a", 3 * BLOCK), (b"b", 3 * BLOCK), (b"c", 0), (b"", 0)):
+            assert await second.sharing.bring(second.batcher, ids(context), salt) == tokens

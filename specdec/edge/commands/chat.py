@@ -7,9 +7,9 @@ import sys
 from contextlib import suppress
 
 from specdec.core.errors import SpecdecError
-from specdec.edge.client import Client, GenerateFields
+from specdec.edge.client import GenerateFields
 from specdec.edge.commands.generate import Answer
-from specdec.edge.commands.sampling_flags import add_connection, add_sampling, sampling_fields
+from specdec.edge.commands.sampling_flags import add_connection, add_sampling, client_of, sampling_fields
 from specdec.edge.foreground import run_foreground
 
 HELP = "a conversation, one session over its turns"
@@ -57,7 +57,7 @@ class Chat:
         arguments = self._arguments
         answer = Answer(stats=arguments.stats)
         try:
-            async with Client(arguments.address) as client:
+            async with client_of(arguments) as client:
                 async for event in client.generate(deadline=arguments.timeout, **self._fields(message)):
                     answer.show(event)
                     self._session_id, self._received = answer.session_id, answer.num_tokens

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from protos.generation_pb2 import Chunk, Complete, Started
 from specdec.core.errors import InvalidArgument
-from specdec.edge.client import Client, GenerateFields
-from specdec.edge.commands.sampling_flags import add_connection, add_sampling, sampling_fields
+from specdec.edge.client import GenerateFields
+from specdec.edge.commands.sampling_flags import add_connection, add_sampling, client_of, sampling_fields
 from specdec.edge.foreground import run_foreground
 from specdec.edge.received import Event
 from specdec.edge.terminal import coloured, legend, printable, statistics
@@ -42,7 +42,7 @@ async def _generate(arguments: argparse.Namespace) -> int:
     for name in ("session_id", "received_tokens", "n", "logprobs"):
         fields[name] = getattr(arguments, name)
     answer = Answer(stats=arguments.stats, choices=arguments.n or 1, logprobs=arguments.logprobs is not None)
-    async with Client(arguments.address) as client:
+    async with client_of(arguments) as client:
         async for event in client.generate(deadline=arguments.timeout, **fields):
             answer.show(event)
     answer.end()

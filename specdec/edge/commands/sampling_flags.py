@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
-from specdec.edge.client import GenerateFields
+from specdec.edge.client import Client, GenerateFields
+from specdec.edge.tls import Tls, read_tls
 
 _NUMBERS: tuple[tuple[str, type, str], ...] = (
     ("max_tokens", int, "output tokens at most"),
@@ -32,10 +34,19 @@ _REPEATED: tuple[tuple[str, type, str], ...] = (
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", default="127.0.0.1:50050", help="coordinator, host:port")
+    parser.add_argument("--tls", action="store_true", help="encrypted, to a coordinator that serves so")
+    parser.add_argument("--tls-ca", help="PEM file of the authority that signed its certificate; unset: the system's")
+    parser.epilog = "A coordinator that wants a key gets the one in the environment, SPECDEC_API_KEY."
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for a whole generation")
     parser.add_argument(
         "--stats", action="store_true", help="colour tokens by origin, and show figures after the answer"
     )
+
+
+def client_of(arguments: argparse.Namespace) -> Client:
+    """For the flags of `add_connection`. Raises ConfigError."""
+    tls = (read_tls(None, None, arguments.tls_ca) or Tls()) if arguments.tls or arguments.tls_ca else None
+    return Client(arguments.address, api_key=os.environ.get("SPECDEC_API_KEY"), tls=tls)
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
