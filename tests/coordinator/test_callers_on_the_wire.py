@@ -95,9 +95,12 @@ async def test_anothers_session_does_not_exist(tmp_path: Path) -> None:
 async def test_callers_have_their_calls_and_tokens_and_are_told_when_to_come_again(tmp_path: Path) -> None:
     async with guarded(tmp_path) as (s, _):
         async with Client(s.address, api_key=BOB) as client:
-            running = [client.generate(token_ids=[1], max_tokens=4) for _ in range(2)]
+            running = [client.generate(token_ids=[1], max_tokens=900) for _ in range(2)]
+            await asyncio.gather(*(anext(events) for events in running))
             for events in running:
-                await anext(events)
+                async for event in events:
+                    if isinstance(event, Chunk) and event.offset > 120:
+                        break
             with pytest.raises(ResourceExhausted, match="max_streams"):
                 await answer(s, BOB, token_ids=[1], max_tokens=1)
             await answer(s, ANN, token_ids=[1], max_tokens=1)
@@ -106,7 +109,7 @@ async def test_callers_have_their_calls_and_tokens_and_are_told_when_to_come_aga
         async with asyncio.timeout(10):
             while s.active:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        await answer(s, BOB, token_ids=[1] * 60, max_tokens=60)
+        await answer(s, ANN, token_ids=[1] * 60, max_tokens=60)
         with pytest.raises(ResourceExhausted, match="tokens_per_minute") as refused:
             await answer(s, BOB, token_ids=[1], max_tokens=1)
         assert refused.value.retry_after >= 1.0

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coordinator import replica
+from coordinator import replica, verifying
 from coordinator.verifying import ATTEMPTS
 from specdec.core.errors import InvalidArgument, ReplicaFault, ResourceExhausted, Unavailable
 from specdec.core.sampling import SamplingParams
@@ -91,6 +91,46 @@ async def test_unseeded_output_is_lawful_across_many_failovers(tmp_path: Path) -
         assert s.metric("specdec_reopens_total", role="target") > 10
     assert p_value(transition_counts([answer.ids], [1], 5), MARKOV_ROWS) > SUSPICIOUS
     assert not answer.stats.fallbacks
+
+
+async def test_a_verifier_that_froze_is_left_by_its_own_pace_where_there_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection lives, so only silence tells: not the whole verify_timeout is waited for."""
+    monkeypatch.setattr(verifying, "GRACE", 0.5)
+    folder = letters_folder(tmp_path / "m", 5)
+    frozen: list[ScriptedTarget] = []
+
+    async def freeze(request: Request, reply: Any) -> Any:
+        if request.cycle == 8 and not frozen:
+            frozen.append(next(t for t in targets if t.streams))
+            await silent(request, reply)
+        return reply
+
+    targets = pool_of_two(folder, script=freeze)
+    async with stack(folder, targets, verify_timeout=1000.0) as s, asyncio.timeout(30):
+        answer = await s.generate(**SEEDED, max_tokens=40)
+        assert s.metric("specdec_reopens_total", role="target", reason="REPLICA_LATE") == 1
+    assert is_the_targets_own(answer) and frozen
+
+
+@pytest.mark.parametrize(("slow", "others"), [(8, 0), (1, 1)])
+async def test_the_only_verifier_and_the_first_verification_have_all_the_time_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: int, others: int
+) -> None:
+    """slow: the cycle that takes long; the first computes a context."""
+    monkeypatch.setattr(verifying, "GRACE", 0.05)
+    folder = letters_folder(tmp_path / "m", 5)
+
+    async def dawdle(request: Request, reply: Any) -> Any:
+        if request.cycle == slow:
+            await asyncio.sleep(0.5)  # longer than what the pace of the others would allow
+        return reply
+
+    async with stack(folder, pool_of_two(folder, script=dawdle)[: 1 + others]) as s:
+        answer = await s.generate(**SEEDED, max_tokens=40)
+        assert s.metric("specdec_reopens_total", role="target") == 0
+    assert is_the_targets_own(answer)
 
 
 async def test_without_another_verifier_the_request_ends_in_time(tmp_path: Path) -> None:

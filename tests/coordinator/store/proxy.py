@@ -1,4 +1,5 @@
-"""A proxy on loopback in front of a Redis server: TLS for one that has none, lost replies, a name that moves."""
+"""A TCP proxy on loopback: TLS for a server that has none, lost replies, cut and slow connections, a name that
+moves."""
 
 from __future__ import annotations
 
@@ -13,15 +14,25 @@ from pathlib import Path
 @dataclass
 class Proxy:
     """behind: the port that new connections go to. lose: how many of the next replies to swallow, each together with
-    its connection."""
+    its connection. delay: seconds that every piece of data waits."""
 
     behind: int
     port: int = 0
     lose: int = 0
+    delay: float = 0.0
     writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
+    def cut(self) -> None:
+        """Every connection, at once and without a goodbye."""
+        for writer in self.writers:
+            writer.transport.abort()
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        behind_reader, behind_writer = await asyncio.open_connection("127.0.0.1", self.behind)
+        try:
+            behind_reader, behind_writer = await asyncio.open_connection("127.0.0.1", self.behind)
+        except OSError:
+            writer.close()  # as if nobody listened here either
+            return
         self.writers |= {writer, behind_writer}
         await asyncio.gather(self._copy(reader, behind_writer), self._copy(behind_reader, writer, replies=True))
         for each in (writer, behind_writer):
@@ -35,6 +46,8 @@ class Proxy:
                 if replies and self.lose:
                     self.lose -= 1
                     break
+                if self.delay:
+                    await asyncio.sleep(self.delay)
                 writer.write(data)
                 await writer.drain()
         except OSError:

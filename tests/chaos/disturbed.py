@@ -1,0 +1,105 @@
+"""Generations that are disturbed half-way, and what became of each."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from protos.generation_pb2 import Chunk, Complete
+from tests.chaos.faults import FAULTS
+from tests.chaos.scene import Member, Scene
+
+TOKENS = 160
+VOCAB = 32
+
+
+def requests(count: int) -> list[dict[str, Any]]:
+    """Greedy and seeded by turns, each with a prompt of its own that fills two blocks and more."""
+    made = []
+    for i in range(count):
+        rng = random.Random(i)
+        sampling = {"temperature": 0.0} if i % 2 else {"temperature": 1.0, "seed": i}
+        prompt = [rng.randrange(VOCAB) for _ in range(70 + i % 7)]
+        made.append({"token_ids": prompt, "max_tokens": TOKENS, "ignore_eos": True, **sampling})
+    return made
+
+
+@dataclass
+class Outcome:
+    """at: tokens that the client had when the fault began; pause: the longest wait for a token from then on; error:
+    what the caller saw in place of the rest."""
+
+    kind: str
+    expected: Sequence[int]
+    ids: list[int] = field(default_factory=list)
+    at: int = 0
+    pause: float = 0.0
+    ended: bool = False
+    error: str = ""
+
+    @property
+    def fired(self) -> bool:
+        return 0 < self.at < TOKENS
+
+    @property
+    def right(self) -> bool:
+        return self.ended and not self.error and self.ids == list(self.expected)
+
+
+async def undisturbed(scene: Scene, wanted: Sequence[dict[str, Any]]) -> list[list[int]]:
+    async with scene.client(0) as client:
+        outputs = []
+        for fields in wanted:
+            events = [event async for event in client.generate(**fields)]
+            outputs.append([token.id for event in events if isinstance(event, Chunk) for token in event.tokens])
+    return outputs
+
+
+async def disturbed(scene: Scene, kind: str, fields: dict[str, Any], expected: Sequence[int], when: int) -> Outcome:
+    """One generation, during which the fault begins once the client has `when` tokens."""
+    outcome, first = Outcome(kind, expected), when % len(scene.coordinators)
+    fault: asyncio.Task[None] | None = None
+    clock = asyncio.get_running_loop().time
+    last = clock()
+    try:
+        async with scene.client(first) as client, aclosing(client.generate(**fields)) as events:
+            async for event in events:
+                now = clock()
+                if fault is not None:
+                    outcome.pause = max(outcome.pause, now - last)
+                last = now
+                if isinstance(event, Chunk):
+                    assert event.offset == len(outcome.ids), "a token was lost or sent twice"
+                    outcome.ids += [token.id for token in event.tokens]
+                outcome.ended |= isinstance(event, Complete)
+                if fault is None and len(outcome.ids) >= when:
+                    outcome.at, last = len(outcome.ids), clock()
+                    fault = asyncio.create_task(_inflicted(kind, scene, scene.coordinators[first]))
+    except Exception as error:  # whatever reaches the caller is the outcome
+        outcome.error = repr(error)
+    if fault is not None:
+        await fault
+    await scene.healthy()
+    return outcome
+
+
+async def _inflicted(kind: str, scene: Scene, coordinator: Member) -> None:
+    await FAULTS[kind](scene, coordinator)
+
+
+async def run(scene: Scene, kinds: Sequence[str], seed: int = 0) -> list[Outcome]:
+    """One generation after another, each disturbed by the next kind."""
+    rng = random.Random(seed)
+    wanted = requests(min(len(kinds), 24))
+    expected = await undisturbed(scene, wanted)
+    outcomes = []
+    for number, kind in enumerate(kinds):
+        i = number % len(wanted)
+        outcomes.append(await disturbed(scene, kind, wanted[i], expected[i], rng.randrange(2, TOKENS // 3)))
+        if not outcomes[-1].right:
+            print(f"{number}: {kind}: {outcomes[-1]}", flush=True)
+    return outcomes
