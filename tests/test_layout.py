@@ -130,3 +130,28 @@ def test_no_file_is_longer_than_can_be_read_in_one_sitting() -> None:
         for path in (ROOT / folder).rglob("*.py")
     }
     assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+# file: what of the wall clock it may read. Spans carry times of day, and a chat template may ask for the date.
+WALL_CLOCK = {
+    "coordinator/chat_template.py": {"datetime.now"},
+    "coordinator/tokenizer.py": {"datetime.now"},
+    "draft_service/service.py": {"time.time_ns"},
+    "target_service/service.py": {"time.time_ns"},
+}
+
+
+def test_no_deadline_depends_on_the_wall_clock() -> None:
+    """It jumps: what is timed is timed by clocks that do not."""
+    found = {}
+    for package in ("specdec", "coordinator", "draft_service", "target_service"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            reads = {
+                ast.unparse(node)
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.Attribute)
+                and ast.unparse(node) in ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow")
+            }
+            if reads:
+                found[str(path.relative_to(ROOT))] = reads
+    assert found == WALL_CLOCK

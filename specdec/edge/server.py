@@ -26,6 +26,7 @@ from specdec.edge.channel import (
     common_options,
 )
 from specdec.edge.errors import Context, error_boundary
+from specdec.edge.parsing import Parsing
 from specdec.edge.tls import Tls
 
 CLEAN_UP_SECONDS = 5.0
@@ -104,7 +105,7 @@ class GrpcServer:
             _log.error("%d cancelled calls have not cleaned up", self.active_calls)
 
     async def __aenter__(self) -> Self:
-        interceptors = [_Around(self._in_flight.guard), _Around(error_boundary)]
+        interceptors = [_Around(self._in_flight.guard), _Around(error_boundary), Parsing()]
         self._server = grpc.aio.server(interceptors=interceptors, options=self._options)
         for register in self._services.values():
             register(self._server)

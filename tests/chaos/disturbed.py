@@ -103,3 +103,17 @@ async def run(scene: Scene, kinds: Sequence[str], seed: int = 0) -> list[Outcome
         if not outcomes[-1].right:
             print(f"{number}: {kind}: {outcomes[-1]}", flush=True)
     return outcomes
+
+
+async def soak(scene: Scene, generations: int, at_once: int = 4) -> None:
+    """Generations side by side, of which every second is left half-way."""
+    wanted = requests(generations)
+
+    async def one(number: int) -> None:
+        async with scene.client(number % 2) as client, aclosing(client.generate(**wanted[number])) as events:
+            async for event in events:
+                if number % 2 and isinstance(event, Chunk) and event.offset > TOKENS // 2:
+                    return
+
+    for first in range(0, generations, at_once):
+        await asyncio.gather(*(one(number) for number in range(first, min(generations, first + at_once))))

@@ -158,6 +158,10 @@ class Scene:
             await asyncio.sleep(0.2)
         return held
 
+    def descriptors(self) -> dict[str, int]:
+        """Open files and sockets of every process."""
+        return {m.name: len([*Path(f"/proc/{m.pid}/fd").iterdir()]) for m in self.members}
+
     def _held(self) -> dict[str, float]:
         wanted = [(m, "specdec_sessions") for m in (*self.verifiers, *self.drafters)]
         wanted += [(m, "specdec_kv_used_tokens") for m in self.verifiers]

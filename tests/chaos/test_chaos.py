@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.disturbed import run
+from tests.chaos.disturbed import run, soak
 from tests.chaos.faults import SHORT
 from tests.chaos.scene import Scene
 from tests.end_to_end.clusters import tiny_folder
@@ -23,3 +23,10 @@ async def test_no_fault_changes_loses_or_doubles_a_token_and_nothing_is_left_beh
         assert [outcome for outcome in outcomes if not outcome.right] == []
         assert sum(outcome.fired for outcome in outcomes) >= 0.9 * len(outcomes), "faults came too late to matter"
         assert await scene.left_behind() == {}
+        await soak(scene, 16)
+        assert await scene.left_behind() == {}
+        before = scene.descriptors()
+        await soak(scene, 48)
+        assert await scene.left_behind() == {}
+        grown = {name: now - before[name] for name, now in scene.descriptors().items() if now > before[name] + 2}
+        assert grown == {}, "descriptors that nobody closes"

@@ -171,3 +171,34 @@ async def test_sessions_of_another_salt_find_nothing_here_nor_in_the_store(make_
         assert await first.tier.flush(5.0) and len(store.values) == 6
         for salt, tokens in ((b"a", 3 * BLOCK), (b"b", 3 * BLOCK), (b"c", 0), (b"", 0)):
             assert await second.sharing.bring(second.batcher, ids(context), salt) == tokens
+
+
+@pytest.mark.scenario("B110")
+async def test_forty_sessions_that_are_nearly_alike_never_meet_anothers_content(make_engine: MakeEngine) -> None:
+    """B110: the pools hold a fraction of them, so that all goes through the store and comes back while others do."""
+    store, contexts = DictBlocks(), [prompt(3 * BLOCK + 5) for _ in range(40)]
+    for i, context in enumerate(contexts):
+        context[5] = i  # one token early on: everything behind it differs, and none of the other ids do
+    alone = make_engine(kv_tokens=40 * 5 * BLOCK)
+    expected = [generate(alone, context, 6) for context in contexts]
+    async with (
+        verifier(make_engine(kv_tokens=512), store) as first,
+        verifier(make_engine(kv_tokens=512), store) as second,
+    ):
+        for context in contexts:
+            await first.batcher.call(lambda context=context: run(first.engine, [Turn(context, 1)]))  # type: ignore[misc]
+        assert await first.tier.flush(10.0) and len(store.values) == 40 * 3
+
+        async def resumed(number: int) -> list[int]:
+            await second.sharing.bring(second.batcher, ids(contexts[number]))
+            turn = Turn(contexts[number], 6, session_id=str(number))
+            while not turn.done:
+                job = await second.batcher.call(lambda: turn.next_job(second.engine))
+                turn.take(job, await second.batcher.submit(job))
+            assert turn.session is not None
+            await second.batcher.call(lambda: second.engine.close(turn.session))  # type: ignore[arg-type]
+            return turn.output
+
+        outputs = await asyncio.gather(*(resumed(number) for number in range(40)))
+    assert outputs == expected
+    assert sum(second.found) > 20 * 3 * BLOCK, "most of it came from the store"
