@@ -99,6 +99,19 @@ class Pool:
         drafter: str | None = None,
         avoid: frozenset[str] = frozenset(),
     ) -> Replica | None:
+        """The replica for a session that goes there now."""
+        chosen = self.best(fingerprint=fingerprint, drafter=drafter, avoid=avoid)
+        if chosen is not None:
+            chosen.taken(asyncio.get_running_loop().time())
+        return chosen
+
+    def best(
+        self,
+        *,
+        fingerprint: str | None = None,
+        drafter: str | None = None,
+        avoid: frozenset[str] = frozenset(),
+    ) -> Replica | None:
         """The less loaded of two random ready replicas; one of `avoid` only if there is no other."""
         ready = self.ready(fingerprint=fingerprint, drafter=drafter)
         candidates = [replica for replica in ready if replica.address not in avoid] or ready

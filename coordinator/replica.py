@@ -42,6 +42,8 @@ class Replica:
         self.leaving = False
         self._pause = FIRST_PAUSE
         self._quarantined_until = 0.0
+        self._on_trial = False  # from its quarantine on, until a reply was sound
+        self._probed_until = 0.0
         self._channel = connect(address)
         self.stub: Any = STUBS[role](self._channel)
 
@@ -76,7 +78,14 @@ class Replica:
         return self.load.draining or self.leaving
 
     def usable(self, now: float) -> bool:
-        return self.state is State.READY and not self.draining and now >= self._quarantined_until
+        aside = max(self._quarantined_until, self._probed_until)
+        return self.state is State.READY and not self.draining and now >= aside
+
+    def taken(self, now: float) -> None:
+        """A session goes there. After a quarantine it is the only one until a reply was sound, or for as long as the
+        next quarantine would be: a replica that fails again fails one session, not all."""
+        if self._on_trial:
+            self._probed_until = now + self._pause
 
     def quarantine(self, now: float) -> float | None:
         """Sets the replica aside; returns for how many seconds. None where it is already: one death is seen by every
@@ -85,11 +94,13 @@ class Replica:
             return None
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
         self._quarantined_until = now + pause
+        self._on_trial, self._probed_until = True, 0.0
         return pause
 
     def forgive(self) -> None:
         """A reply came and was found sound: earlier faults count no more."""
         self._pause = FIRST_PAUSE
+        self._on_trial, self._probed_until = False, 0.0
 
     async def refresh(
         self, check: Callable[[ReplicaInfo], str | None], narrow: Callable[[ReplicaInfo], ReplicaInfo]

@@ -59,7 +59,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Info(self, request: Any, context: Any) -> pb.ServiceInfo:
         self._keys.caller(_metadata(context).get("authorization"))
-        target = self._wiring.targets.pick()
+        target = self._wiring.targets.best()
         info = target.info if target is not None else None
         disabled = self._disabled_reason()
         return pb.ServiceInfo(
@@ -117,7 +117,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         await self._wiring.targets.wait_ready(self._wiring.config.failover_timeout)
         # From here on nothing waits for verifiers: what they take, and one of them to begin with, is settled now.
-        target, limits, max_k = self._wiring.targets.pick(), self._limits(), self._max_k()
+        target, limits, max_k = self._wiring.targets.best(), self._limits(), self._max_k()
         assert target is not None, "a ready pool has a replica to pick"
         codec = self._wiring.codec
         admitted = await asyncio.to_thread(admit, request, codec, limits, lambda: secrets.randbits(64))

@@ -182,8 +182,8 @@ async def test_forty_sessions_that_are_nearly_alike_never_meet_anothers_content(
     alone = make_engine(kv_tokens=40 * 5 * BLOCK)
     expected = [generate(alone, context, 6) for context in contexts]
     async with (
-        verifier(make_engine(kv_tokens=512), store) as first,
-        verifier(make_engine(kv_tokens=512), store) as second,
+        verifier(make_engine(kv_tokens=512, max_sessions=64), store) as first,
+        verifier(make_engine(kv_tokens=512, max_sessions=64), store) as second,
     ):
         for context in contexts:
             await first.batcher.call(lambda context=context: run(first.engine, [Turn(context, 1)]))  # type: ignore[misc]
