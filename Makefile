@@ -29,7 +29,7 @@ demo: $(READY)
 	$(PY) -m specdec demo
 
 test: lint
-	$(PY) -m pytest -ra $(ARGS)
+	$(PY) -m pytest -ra -n 2 --dist loadfile $(ARGS)
 
 chaos: $(READY)
 	$(PY) -m tests.chaos $(ARGS)

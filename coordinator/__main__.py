@@ -22,6 +22,7 @@ from protos import generation_pb2_grpc
 from specdec.core.errors import ConfigError
 from specdec.edge.channel import open_channel
 from specdec.edge.config import exit_with, load_config
+from specdec.edge.garbage import settle_garbage
 from specdec.edge.logging import configure_logging
 from specdec.edge.server import GrpcServer, run_until_signal
 from specdec.edge.telemetry import CoordinatorMetrics, Telemetry
@@ -63,6 +64,7 @@ async def serve(config: CoordinatorConfig) -> None:
                 clients=config.tls_clients,
             )
             async with server, watch_readiness(server, targets, store):
+                settle_garbage()
                 log.info("serving on %s:%d", config.host, server.port)
                 await run_until_signal(server, drain=_nothing, grace=config.drain_grace)
 

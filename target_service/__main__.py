@@ -18,6 +18,7 @@ from protos import target_pb2_grpc
 from specdec.core.errors import ConfigError
 from specdec.edge.batcher import MicroBatcher, compute_thread
 from specdec.edge.config import exit_with, load_config
+from specdec.edge.garbage import settle_garbage
 from specdec.edge.logging import configure_logging
 from specdec.edge.server import GrpcServer, run_until_signal
 from specdec.edge.telemetry import ReplicaMetrics, Telemetry
@@ -70,6 +71,7 @@ async def serve(config: TargetConfig, env: Mapping[str, str]) -> None:
                         stuck_after=config.stuck_after,
                     )
                     await stack.enter_async_context(health)
+                    settle_garbage()
                     _log.info("serving %s on %s:%d", loaded.name, config.host, server.port)
                     await run_until_signal(server, service.drain, config.drain_grace)
 
