@@ -23,7 +23,7 @@ from typing import cast
 
 from benchmarks import speculation_links, speculation_offline, speculation_table, speculation_trees
 from benchmarks.report import Row, parser, report
-from benchmarks.speculation_beds import BEDS, PAIR_BED, Prepared, prepare_bed, quick
+from benchmarks.speculation_beds import BEDS, PAIR_BED, Prepared, Question, prepare_bed, quick
 from benchmarks.speculation_lineup import PEER_NAMES
 from specdec.core.errors import ConfigError
 from specdec.lm.networks import Dtype
@@ -39,7 +39,9 @@ def add_flags(arguments: argparse.ArgumentParser) -> None:
     arguments.add_argument("--peers", nargs="?", default="", const=",".join(PEER_NAMES), help="which, or all")
     arguments.add_argument("--rounds", type=int, help=f"unset: {ROUNDS}, or 1 with --quick")
     arguments.add_argument("--tokens", type=int, help="new tokens of an answer; unset: the bed's")
+    arguments.add_argument("--prompts", type=Path, help="file of your own prompts, one a line, in place of the bed's")
     arguments.add_argument("--drafter", default="", help="of --rtt; unset: auto")
+    arguments.add_argument("--trips", default="", help="of --rtt, seconds, comma separated; unset: 0 to 0.05")
     arguments.add_argument("--draft-model", help="of --alpha, --block and --steps: a model or draft folder")
     arguments.add_argument("--draft-dtype", default="int8", choices=("float32", "bfloat16", "int8"))
     arguments.add_argument("--head-ids", default="first:16384", help="a cut head, for --alpha and --steps")
@@ -56,8 +58,9 @@ def measured(options: argparse.Namespace, prepared: Prepared, logs: Path) -> tup
     rounds = options.rounds or (1 if options.quick else ROUNDS)
     if options.rtt:
         grid = speculation_links.QUICK_GRID if options.quick else speculation_links.GRID
+        trips = [float(trip) for trip in listed(options.trips)] or speculation_links.ROUND_TRIPS
         return "Round trips to the drafter", speculation_links.round_trips(
-            prepared, options.drafter, rounds, logs, grid
+            prepared, options.drafter, rounds, logs, grid, trips
         )
     if options.sessions:
         counts = [int(count) for count in listed(options.sessions)]
@@ -93,6 +96,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_flags(arguments)
     options = arguments.parse_args(argv)
     bed = BEDS[options.bed]
+    if options.prompts is not None:
+        lines = options.prompts.read_text(encoding="utf-8").splitlines()
+        bed = replace(
+            bed, questions=tuple(Question("own", f"prompt {i}", text) for i, text in enumerate(lines, 1) if text)
+        )
     if options.quick:
         bed = quick(bed, QUICK_TOKENS)
     if options.draft is not None:
