@@ -6,7 +6,7 @@ import gc
 
 # Objects made before the youngest are looked at; younger collections before an older one. What a request leaves behind
 # is freed by its reference counts: cycles are rare.
-THRESHOLDS = (50_000, 50, 100)
+THRESHOLDS = (5_000, 20, 100)
 
 
 def settle_garbage() -> None:

@@ -25,5 +25,5 @@ async def test_no_input_crashes_hangs_or_goes_without_a_typed_answer(tmp_path: P
         after, _ = await generated(client, **fields)
     assert found.faults == []
     assert found.answers.total() == INPUTS
-    assert {"answered", "INVALID_ARGUMENT INVALID_ARGUMENT"} < set(found.answers)
+    assert {"answered", "INVALID_ARGUMENT INVALID_ARGUMENT"} <= set(found.answers)
     assert before == after
