@@ -3,6 +3,7 @@ session that comes from elsewhere, those that are there already."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ from target_service.schedule import Schedule
 from target_service.session import TargetSession, VerifyJob, VerifyResult
 
 LONGEST_FETCH = 2.0  # seconds
+PAUSE = 0.02  # seconds between two tries
 HAND_OVER = 2.0  # seconds that a drain waits for the last blocks
 
 Batcher = MicroBatcher[VerifyJob, VerifyResult]
@@ -72,6 +74,8 @@ class KVSharing:
         while not stored and (left := until - time.monotonic()) > 0:
             kept = await batcher.call(partial(self._keep_all, sessions))
             stored = await self._tier.flush(left) and kept
+            if not stored:
+                await asyncio.sleep(PAUSE)
         _log.info("handing over: %s", "all KV is stored" if stored else "the store was too slow for all KV")
 
     def _worth(self, blocks: int, held: int) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 
-# Objects made before the youngest are looked at; younger collections before an older one. What a request leaves behind
-# is freed by its reference counts: cycles are rare.
-THRESHOLDS = (5_000, 20, 100)
+# Young objects as often as Python does by itself: in cycles that a cancelled call leaves there are sockets. All of them
+# together hardly ever.
+THRESHOLDS = (700, 10, 1000)
 
 
 def settle_garbage() -> None:

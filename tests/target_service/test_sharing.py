@@ -114,15 +114,17 @@ async def test_a_store_that_fails_costs_a_prefill_and_nothing_else(make_engine: 
     assert turn.output == generate(make_engine(), context, 8)
 
 
-async def test_a_drain_stores_what_the_queue_had_no_room_for(make_engine: MakeEngine) -> None:
-    """The queue takes one block at a time: the write-behind alone would have dropped the others."""
+async def test_a_drain_stores_what_was_dropped_before(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store failed a moment ago, so the write-behind dropped all; and the queue takes one block at a time."""
+    monkeypatch.setattr("target_service.kv_tier.write_behind.REST", 0.3)
     store, context = DictBlocks(), prompt(4 * BLOCK + 9)
     engine = make_engine()
     async with verifier(engine, store, queue_bytes=engine.exchange.block_bytes + 1024) as v:
         turn = Turn(context, 8)
         job = await v.batcher.call(lambda: turn.next_job(v.engine))
+        v.tier.writes.failed(ConnectionError("scripted"))
         await v.batcher.submit(job)
-        assert await v.tier.flush(5.0) and len(store.values) < 4
+        assert await v.tier.flush(5.0) and not store.values
         await v.sharing.hand_over(v.batcher, lambda: v.engine.sessions)
         assert len(store.values) == 4
 
