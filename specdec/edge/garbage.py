@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 
 # Young objects as often as Python does by itself: in cycles that a cancelled call leaves there are sockets. All of them
-# together hardly ever.
-THRESHOLDS = (700, 10, 1000)
+# together seldom.
+THRESHOLDS = (700, 10, 100)
 
 
 def settle_garbage() -> None:

@@ -25,10 +25,11 @@ async def test_no_fault_changes_loses_or_doubles_a_token_and_nothing_is_left_beh
         assert [outcome for outcome in outcomes if not outcome.right] == []
         assert sum(outcome.fired for outcome in outcomes) >= 0.9 * len(outcomes), "faults came too late to matter"
         assert await scene.left_behind() == {}
-        # gRPC keeps the sockets of callers that left until a collection of garbage: a few, not one for each.
+        # Sockets of callers that left live until a collection of garbage: some of them, not one for each.
         await soak(scene, SOAKED)
         before = scene.descriptors()
-        await soak(scene, SOAKED)
+        for _ in range(2):
+            await soak(scene, SOAKED)
         assert await scene.left_behind() == {}
         grown = {name: now - before[name] for name, now in scene.descriptors().items()}
-        assert max(grown.values()) < SOAKED / 4, f"descriptors that nobody closes: {grown}"
+        assert max(grown.values()) < SOAKED / 2, f"descriptors that nobody closes: {grown}"
