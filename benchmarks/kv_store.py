@@ -70,6 +70,7 @@ class Verifier:
         reply = await self._batcher.submit(VerifyJob(session, VerifyRequest(1, 0, context, EMPTY_TREE, open=opening)))
         seconds = time.perf_counter() - begun
         assert isinstance(reply.result, Verification), reply.result
+        await self._batcher.call(partial(self._sharing.keep, session))
         await self._batcher.call(partial(self._engine.close, session))
         return seconds, found
 
@@ -80,7 +81,7 @@ async def verifier(loaded: LoadedModel, url: str) -> AsyncIterator[Verifier]:
     engine = Engine(Runner(loaded, 2 * (CONTEXT + BLOCK)), limits)
     writes = WriteBehind(queue_bytes=1 << 30, budget_bytes=None, ttl=600.0)
     frame = BlockFrame(engine.exchange.identity, engine.exchange.block_bytes)
-    fetching = Fetching(engine.exchange.identity, writes)
+    fetching = Fetching(engine.exchange.identity, engine.exchange.block_bytes, writes)
     connect = block_store(url, ttl=600.0, timeout=10.0)
     batcher: Batcher
     async with (
@@ -88,7 +89,6 @@ async def verifier(loaded: LoadedModel, url: str) -> AsyncIterator[Verifier]:
         MicroBatcher(engine.step, queue_limit=4) as batcher,
     ):
         sharing = KVSharing(tier, engine.exchange, engine.schedule)
-        engine.keep = sharing.keep
         yield Verifier(engine, batcher, sharing, tier)
 
 

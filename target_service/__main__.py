@@ -115,14 +115,13 @@ async def shared(
     )
     fetching = Fetching(
         engine.exchange.identity,
+        engine.exchange.block_bytes,
         writes,
         count=lambda outcome: metrics.kv_store_blocks.add(direction="read", outcome=outcome),
     )
     metrics.kv_store_queue_bytes.set(lambda: writes.waiting_bytes)
     tier = await stack.enter_async_context(KVTier(connect, frame, writes, fetching))
-    sharing = KVSharing(tier, engine.exchange, engine.schedule, partial(metrics.kv_hit_tokens.add, tier="store"))
-    engine.keep = sharing.keep
-    return sharing
+    return KVSharing(tier, engine.exchange, engine.schedule, partial(metrics.kv_hit_tokens.add, tier="store"))
 
 
 def tuned(config: TargetConfig, loaded: LoadedModel, max_context: int) -> Schedule:

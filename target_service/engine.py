@@ -67,7 +67,6 @@ class Engine:
         *,
         schedule: Schedule | None = None,
         report: Callable[[ForwardReport], None] = lambda report: None,
-        keep: Callable[[TargetSession], None] = lambda session: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
@@ -81,7 +80,6 @@ class Engine:
         self._room = Room(runner.pool)
         self._evictions = 0
         self._report = report
-        self.keep = keep
         self._clock = clock
         self._step = 0
         self._sessions: set[TargetSession] = set()
@@ -226,8 +224,6 @@ class Engine:
         seconds = self._clock() - begun
         self.schedule.observe(work, given, seconds)
         self._report(self._new_report(done, sum(given), len(batch), seconds))
-        for job in done:
-            self.keep(job.session)
         return [
             (job, VerifyResult(answer, job.computed_tokens, len(batch), sum(given), _features(job, answer)))
             for job, answer in zip(done, answers, strict=True)

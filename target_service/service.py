@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from protos import common_pb2, target_pb2, target_pb2_grpc
 from specdec.core.errors import InvalidArgument, SpecdecError, Unavailable
@@ -28,6 +29,7 @@ from specdec.edge.messages import (
 from specdec.edge.telemetry import ReplicaMetrics, Telemetry
 from specdec.edge.verify_codec import decode_verify_request, encode_verify_reply
 from specdec.lm.loading import LoadedModel
+from specdec.lm.network import BLOCK
 from target_service.company import Company
 from target_service.config import TargetConfig
 from target_service.engine import Engine, ForwardReport
@@ -40,10 +42,11 @@ Batcher = MicroBatcher[VerifyJob, VerifyResult]
 @dataclass(slots=True, eq=False)
 class _Stream:
     """session: set and read on the compute thread only, so that a call that is cancelled while it opens one still
-    closes it."""
+    closes it. filled: blocks of its context that were full when it was last answered."""
 
     opening: OpenSession | None = None
     session: TargetSession | None = None
+    filled: int = 0
 
 
 class TargetService(target_pb2_grpc.TargetServiceServicer):
@@ -77,9 +80,11 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
     async def drain(self) -> None:
         """What others will need is stored; from then on every reply says so: coordinators move their sessions, which
         close these streams."""
-        if self._ready and self._sharing is not None:
-            await self._sharing.hand_over(self._batcher, lambda: self._engine.sessions)
-        self.draining = True
+        try:
+            if self._ready and self._sharing is not None:
+                await self._sharing.hand_over(self._batcher, lambda: self._engine.sessions)
+        finally:
+            self.draining = True
 
     def load(self) -> Load:
         batcher, engine = self._batcher, self._engine
@@ -171,9 +176,17 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         stream.opening = request.open or stream.opening
         self._company.came(stream, _rows(request), self._stepped)
         try:
-            return await self._batcher.serve(VerifyJob(session, request))
+            served = await self._batcher.serve(VerifyJob(session, request))
         finally:
             self._company.left(stream)
+        self._share(stream, session, (request.offset + len(request.token_ids)) // BLOCK)
+        return served
+
+    def _share(self, stream: _Stream, session: TargetSession, filled: int) -> None:
+        """Blocks that have become full go to the KV tier behind the answer, not before it."""
+        if self._sharing is not None and filled > stream.filled:
+            self._batcher.post(partial(self._sharing.keep, session))
+        stream.filled = filled
 
     async def _bring(self, request: VerifyRequest, salt: bytes) -> None:
         """KV of a context that begins here, from where it was before. A stale offset is answered in its turn."""

@@ -20,7 +20,7 @@ from target_service.features import Delivered
 class TargetSession:
     """context: uint32[n], the known tokens; their keys and values may be missing at any time, for `sequence`
     is only a cache. last_used: number of the last step that served it. delivered: what has been sent of hidden states,
-    None before the first. kept: blocks of its context that the KV tier was told of."""
+    None before the first."""
 
     opening: OpenSession
     sequence: KVSequence
@@ -28,7 +28,6 @@ class TargetSession:
     last_used: int = 0
     closed: bool = False
     delivered: Delivered | None = None
-    kept: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -43,12 +43,8 @@ class KVSharing:
         self._found = found
 
     def keep(self, session: TargetSession) -> None:
-        """Offers the blocks that the session has filled since the last time. On the compute thread."""
-        sequence = session.sequence
-        digests = sequence.digests
-        if len(digests) > session.kept:
-            self._tier.keep(digests, sequence.key, self._exchange.read)
-        session.kept = len(digests)
+        """Offers the blocks that the session has filled. On the compute thread."""
+        self._tier.keep(session.sequence.digests, session.sequence.key, self._exchange.read)
 
     async def bring(self, batcher: Batcher, context: Ids, salt: bytes = b"") -> int:
         """Takes in what the store has of a context that begins here, if that is faster than to compute it. Returns how
@@ -83,7 +79,7 @@ class KVSharing:
         if not blocks or self._tier.writes.resting:
             return 0.0
         computing = self._schedule.prefill_seconds(blocks * BLOCK, held * BLOCK)
-        fetching = self._tier.fetching.pace.seconds(blocks * self._exchange.block_bytes)
+        fetching = self._tier.fetching.pace.seconds(blocks)
         return min(LONGEST_FETCH, computing) if fetching < computing else 0.0
 
     def _looked_up(self, context: Ids, salt: bytes) -> tuple[list[BlockKey], int]:
@@ -96,6 +92,5 @@ class KVSharing:
     def _keep_all(self, sessions: Callable[[], Iterable[TargetSession]]) -> bool:
         """Whether the queue took all that was missing."""
         for session in sessions():
-            session.kept = 0
             self.keep(session)
         return not any(self._tier.writes.lacking(session.sequence.digests) for session in sessions())

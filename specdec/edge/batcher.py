@@ -146,6 +146,15 @@ class MicroBatcher(Generic[Job, Result]):
         result: T = await call.future
         return result
 
+    def post(self, fn: Callable[[], object]) -> None:
+        """Run `fn` on the compute thread between steps, as `call` does, with nobody who waits; what it raises is
+        logged. Nothing is run any more once shutting down."""
+        if not self._closing:
+            call = _Call(fn, asyncio.get_running_loop().create_future())
+            call.future.cancel()
+            self._calls.append(call)
+            self._wake.set()
+
     async def __aenter__(self) -> Self:
         self._executor = self._given or compute_thread(self._name)
         self._tasks = asyncio.TaskGroup()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from specdec.core.tree import Ids
 from specdec.lm.blocks import Blocks
-from specdec.lm.exchange import BlockExchange, BlockKey
+from specdec.lm.exchange import BlockExchange, BlockKey, block_key
 from specdec.lm.network import BLOCK, KVStorage
 from specdec.lm.prefix_cache import Digest, chain_digest
 
@@ -96,7 +96,7 @@ class KVSequence:
     def key(self, block: int) -> BlockKey:
         """Of one of the blocks that are full of context."""
         parent = self._digests[block - 1] if block else self._root
-        return BlockKey(self._digests[block], parent, self.token_ids[block * BLOCK : (block + 1) * BLOCK].tobytes())
+        return block_key(parent, self.token_ids[block * BLOCK : (block + 1) * BLOCK])
 
     def rows(self, start: int, stop: int) -> NDArray[np.int64]:
         """Where its rows from `start` to `stop` lie in the storage."""

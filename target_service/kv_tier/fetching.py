@@ -31,12 +31,13 @@ class Fetching:
     def __init__(
         self,
         identity: str,
+        block_bytes: int,
         writes: WriteBehind,
         *,
         count: Callable[[str], None] = lambda outcome: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.pace = FetchPace(clock)
+        self.pace = FetchPace(block_bytes, clock)
         self._identity = identity
         self._writes = writes
         self._count = count
@@ -47,6 +48,7 @@ class Fetching:
         """Contents of `keys`, from the first on, as far as the store has them without a gap and gives them within so
         many seconds."""
         contents: list[Content] = []
+        begun = self._clock()
         try:
             async with asyncio.timeout(within):
                 for first in range(0, len(keys), GROUP):
@@ -57,6 +59,7 @@ class Fetching:
                         break
         except TimeoutError:
             _log.info("%d of %d KV blocks came in time", len(contents), len(keys))
+            self.pace.observe(len(contents) + 1, self._clock() - begun)  # the next one at least was on its way
         return contents
 
     async def _group(self, store: BlockStore, keys: Sequence[BlockKey]) -> list[Content | None]:
@@ -73,7 +76,8 @@ class Fetching:
                 del self._flights[key.digest]
                 if not flights[key.digest].done():
                     flights[key.digest].set_result(None)
-        return [await flights[key.digest] for key in keys]
+        # Shielded: to give up another's trip is not to give it up for the others.
+        return [await asyncio.shield(flights[key.digest]) for key in keys]
 
     async def _read(self, store: BlockStore, keys: Sequence[BlockKey]) -> list[Content | None]:
         begun = self._clock()
@@ -85,8 +89,8 @@ class Fetching:
             for _ in keys:
                 self._count("failed")
             return [None] * len(keys)
-        if size := sum(len(value) for value in values if value is not None):
-            self.pace.observe(size, self._clock() - begun)
+        if loaded := sum(value is not None for value in values):
+            self.pace.observe(loaded, self._clock() - begun)
         return contents
 
     async def _content(self, store: BlockStore, key: BlockKey, value: bytes | None) -> Content | None:

@@ -12,21 +12,21 @@ HALF_LIFE = 30.0  # seconds in which half of what was learned is forgotten: a st
 
 
 class FetchPace:
-    """Seconds per byte, trips and checks included."""
+    """Seconds of a block of `block_bytes`, trips and checks included."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, block_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._learned = FIRST
+        self._first = self._learned = FIRST * block_bytes
         self._at = clock()
 
-    def seconds(self, size: int) -> float:
-        """Expected, of a fetch of `size` bytes."""
-        return size * self._now()
+    def seconds(self, blocks: int) -> float:
+        """Expected, of a fetch of so many."""
+        return blocks * self._now()
 
-    def observe(self, size: int, seconds: float) -> None:
-        self._learned = self._now() + LEARN * (seconds / size - self._now())
+    def observe(self, blocks: int, seconds: float) -> None:
+        self._learned = self._now() + LEARN * (seconds / blocks - self._now())
         self._at = self._clock()
 
     def _now(self) -> float:
         kept = math.pow(0.5, (self._clock() - self._at) / HALF_LIFE)
-        return FIRST + (self._learned - FIRST) * kept
+        return self._first + (self._learned - self._first) * kept

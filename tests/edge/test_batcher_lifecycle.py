@@ -132,3 +132,28 @@ async def test_health_is_a_step_that_finished_lately_or_nothing_to_do() -> None:
         await settled(tasks)
         assert batcher.last_step_finished_at == 1006.0
         assert batcher.healthy(within=5.0)
+
+
+async def test_what_is_posted_runs_behind_the_answers_and_its_error_stops_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    step, posted = GatedStep(), threading.Event()
+
+    def fail() -> None:
+        posted.set()
+        raise LookupError("nobody waits for this")
+
+    async with MicroBatcher(step, queue_limit=10) as batcher:
+        first = submit(batcher, 1)
+        await step.begun()
+        batcher.post(fail)
+        assert not posted.is_set(), "not beside a step"
+        step.gate.release()
+        await settled(first)
+        assert await asyncio.to_thread(posted.wait, 30)
+        second = submit(batcher, 2)
+        step.gate.release()
+        await settled(second)
+    batcher.post(fail)  # once closed, nothing
+    assert "nobody waits" in caplog.text
+    assert step.batches == [[1], [2]]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
@@ -25,7 +26,7 @@ from target_service.session import VerifyJob
 from target_service.sharing import KVSharing
 from target_service.step_time import StepTimes
 from tests.target_service.conftest import MakeEngine
-from tests.target_service.driver import GREEDY, Turn, generate, ids, run
+from tests.target_service.driver import GREEDY, Turn, generate, ids
 from tests.target_service.kv_tier.blocks import DictBlocks
 from tests.target_service.wire import prompt
 
@@ -43,14 +44,24 @@ class Verifier:
 async def verifier(engine: Engine, store: DictBlocks, queue_bytes: int = 1 << 24) -> AsyncIterator[Verifier]:
     writes = WriteBehind(queue_bytes=queue_bytes, budget_bytes=None, ttl=100.0)
     frame = BlockFrame(engine.exchange.identity, engine.exchange.block_bytes)
-    fetching = Fetching(engine.exchange.identity, writes)
+    fetching = Fetching(engine.exchange.identity, engine.exchange.block_bytes, writes)
     found: list[int] = []
     async with KVTier(lambda: store, frame, writes, fetching) as tier:
         sharing = KVSharing(tier, engine.exchange, engine.schedule, found.append)
-        engine.keep = sharing.keep
         batcher: Batcher
         async with MicroBatcher(engine.step, queue_limit=100) as batcher:
             yield Verifier(engine, tier, sharing, batcher, found)
+
+
+async def served(v: Verifier, turn: Turn) -> Turn:
+    """The turn to its end, as a stream of the service serves it: what is filled is shared behind each answer."""
+    while not turn.done:
+        job = await v.batcher.call(lambda: turn.next_job(v.engine))
+        turn.take(job, await v.batcher.submit(job))
+        await v.batcher.call(partial(v.sharing.keep, job.session))
+    assert turn.session is not None
+    await v.batcher.call(partial(v.engine.close, turn.session))
+    return turn
 
 
 def computed(turn: Turn) -> int:
@@ -63,12 +74,10 @@ async def test_a_session_that_comes_from_another_verifier_computes_only_its_last
     store, context = DictBlocks(), prompt(4 * BLOCK + 9)
     wanted = generate(make_engine(), context, 8)
     async with verifier(make_engine(), store) as first, verifier(make_engine(), store) as second:
-        one = Turn(context, 8)
-        await first.batcher.call(lambda: run(first.engine, [one]))
+        one = await served(first, Turn(context, 8))
         assert await first.tier.flush(5.0) and len(store.values) == 4
         assert await second.sharing.bring(second.batcher, ids(context)) == 4 * BLOCK
-        two = Turn(context, 8)
-        await second.batcher.call(lambda: run(second.engine, [two]))
+        two = await served(second, Turn(context, 8))
     assert one.output == two.output == wanted
     assert (computed(one), computed(two)) == (len(context), 9)
     assert second.found == [4 * BLOCK]
@@ -77,7 +86,7 @@ async def test_a_session_that_comes_from_another_verifier_computes_only_its_last
 async def test_blocks_fill_up_as_a_session_goes_on_and_each_is_stored_once(make_engine: MakeEngine) -> None:
     store = DictBlocks()
     async with verifier(make_engine(), store) as v:
-        await v.batcher.call(lambda: run(v.engine, [Turn(prompt(20), 3 * BLOCK), Turn(prompt(20), 3 * BLOCK)]))
+        await asyncio.gather(*(served(v, Turn(prompt(20), 3 * BLOCK)) for _ in range(2)))
         assert await v.tier.flush(5.0)
         assert len(store.values) == 3 == len(store.puts)
 
@@ -85,7 +94,7 @@ async def test_blocks_fill_up_as_a_session_goes_on_and_each_is_stored_once(make_
 async def test_where_computing_is_faster_nothing_is_fetched(make_engine: MakeEngine) -> None:
     store, context = DictBlocks(), prompt(4 * BLOCK + 9)
     async with verifier(make_engine(), store) as first:
-        await first.batcher.call(lambda: run(first.engine, [Turn(context, 1)]))
+        await served(first, Turn(context, 1))
         assert await first.tier.flush(5.0)
     rows = StepTimeTable.of([1, 1000], [0], [[1e-9], [2e-9]])
     fast = make_engine(schedule=Schedule(64, 17, StepTimes(rows)))
@@ -99,7 +108,7 @@ async def test_where_computing_is_faster_nothing_is_fetched(make_engine: MakeEng
 async def test_what_is_here_already_is_not_fetched(make_engine: MakeEngine) -> None:
     store, context = DictBlocks(), prompt(4 * BLOCK + 1)
     async with verifier(make_engine(), store) as v:
-        await v.batcher.call(lambda: run(v.engine, [Turn(context, 1)]))
+        await served(v, Turn(context, 1))
         assert await v.sharing.bring(v.batcher, ids(context)) == 0
         assert await v.sharing.bring(v.batcher, ids(prompt(BLOCK))) == 0, "no block before the root is full"
         assert store.trips == []
@@ -109,8 +118,7 @@ async def test_a_store_that_fails_costs_a_prefill_and_nothing_else(make_engine: 
     store, context = DictBlocks(broken=True), prompt(4 * BLOCK + 9)
     async with verifier(make_engine(), store) as v:
         assert await v.sharing.bring(v.batcher, ids(context)) == 0
-        turn = Turn(context, 8)
-        await v.batcher.call(lambda: run(v.engine, [turn]))
+        turn = await served(v, Turn(context, 8))
     assert turn.output == generate(make_engine(), context, 8)
 
 
@@ -124,6 +132,7 @@ async def test_a_drain_stores_what_was_dropped_before(make_engine: MakeEngine, m
         job = await v.batcher.call(lambda: turn.next_job(v.engine))
         v.tier.writes.failed(ConnectionError("scripted"))
         await v.batcher.submit(job)
+        await v.batcher.call(lambda: v.sharing.keep(job.session))
         assert await v.tier.flush(5.0) and not store.values
         await v.sharing.hand_over(v.batcher, lambda: v.engine.sessions)
         assert len(store.values) == 4
@@ -154,18 +163,19 @@ async def test_what_a_session_withdrew_as_nan_is_never_stored(make_engine: MakeE
 async def test_sessions_of_another_salt_find_nothing_here_nor_in_the_store(make_engine: MakeEngine) -> None:
     store, context = DictBlocks(), prompt(3 * BLOCK + 9)
 
-    def served(v: Verifier, salt: bytes) -> int:
+    def answered(v: Verifier, salt: bytes) -> int:
         """Tokens computed for a session of this salt."""
         session = v.engine.open(OpenSession("s", GREEDY, 0, 1, cache_salt=salt))
         job = VerifyJob(session, VerifyRequest(1, 0, ids(context), EMPTY_TREE))
         while not (finished := v.engine.step([job])):
             continue
         [(_, result)] = finished
+        v.sharing.keep(session)
         v.engine.close(session)
         return result.computed_tokens
 
     async with verifier(make_engine(token_budget=200), store) as first, verifier(make_engine(), store) as second:
-        assert await first.batcher.call(lambda: [served(first, salt) for salt in (b"a", b"a", b"b")]) == [
+        assert await first.batcher.call(lambda: [answered(first, salt) for salt in (b"a", b"a", b"b")]) == [
             len(context),
             9,
             len(context),
@@ -188,18 +198,12 @@ async def test_forty_sessions_that_are_nearly_alike_never_meet_anothers_content(
         verifier(make_engine(kv_tokens=512, max_sessions=64), store) as second,
     ):
         for context in contexts:
-            await first.batcher.call(lambda context=context: run(first.engine, [Turn(context, 1)]))  # type: ignore[misc]
+            await served(first, Turn(context, 1))
         assert await first.tier.flush(10.0) and len(store.values) == 40 * 3
 
         async def resumed(number: int) -> list[int]:
             await second.sharing.bring(second.batcher, ids(contexts[number]))
-            turn = Turn(contexts[number], 6, session_id=str(number))
-            while not turn.done:
-                job = await second.batcher.call(lambda: turn.next_job(second.engine))
-                turn.take(job, await second.batcher.submit(job))
-            assert turn.session is not None
-            await second.batcher.call(lambda: second.engine.close(turn.session))  # type: ignore[arg-type]
-            return turn.output
+            return (await served(second, Turn(contexts[number], 6, session_id=str(number)))).output
 
         outputs = await asyncio.gather(*(resumed(number) for number in range(40)))
     assert outputs == expected

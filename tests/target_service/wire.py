@@ -27,6 +27,7 @@ from target_service.config import TargetConfig
 from target_service.engine import Engine
 from target_service.health import watch_health
 from target_service.service import Batcher, TargetService
+from target_service.sharing import KVSharing
 from tests.target_service.conftest import VOCAB
 from tests.target_service.driver import GREEDY, Drafter, ids, walk
 
@@ -91,6 +92,7 @@ async def serving(
     config: TargetConfig | None = None,
     telemetry: Telemetry | None = None,
     ready: bool = True,
+    sharing: KVSharing | None = None,
     stuck_after: float = 60.0,
 ) -> AsyncIterator[Served]:
     telemetry = telemetry or Telemetry.start("test", env={"OTEL_SDK_DISABLED": "true"})
@@ -102,7 +104,7 @@ async def serving(
         server = await enter(GrpcServer({"specdec.v1.TargetService": register}, host="127.0.0.1", port=0))
         batcher: Batcher = await enter(MicroBatcher(engine.step, queue_limit=config.queue_limit))
         if ready:
-            service.open(loaded, engine, batcher)
+            service.open(loaded, engine, batcher, sharing)
             await enter(
                 watch_health(
                     server,

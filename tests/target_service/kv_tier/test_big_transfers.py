@@ -38,7 +38,7 @@ async def test_moving_blocks_blocks_no_loop() -> None:
         return True
 
     writes = WriteBehind(queue_bytes=1 << 30, budget_bytes=None, ttl=60.0)
-    fetching = Fetching(IDENTITY, writes)
+    fetching = Fetching(IDENTITY, SIZE, writes)
     with RedisProcess() as redis:
         connect = block_store(redis.url, ttl=60.0, timeout=10.0)
         async with KVTier(connect, BlockFrame(IDENTITY, SIZE), writes, fetching) as tier:

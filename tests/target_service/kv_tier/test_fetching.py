@@ -12,7 +12,7 @@ import pytest
 from specdec.lm.exchange import BlockKey
 from target_service.kv_tier.fetching import GROUP, Fetching
 from target_service.kv_tier.write_behind import WriteBehind, name_of
-from tests.target_service.kv_tier.blocks import IDENTITY, DictBlocks, content, keys, sealed
+from tests.target_service.kv_tier.blocks import IDENTITY, SIZE, DictBlocks, content, keys, sealed
 
 LONG = 10.0
 
@@ -25,7 +25,7 @@ def stored(chain: Sequence[BlockKey], **script: object) -> DictBlocks:
 def fetching() -> tuple[Fetching, Counter[str], WriteBehind]:
     outcomes = Counter[str]()
     writes = WriteBehind(queue_bytes=1 << 20, budget_bytes=None, ttl=100.0)
-    return Fetching(IDENTITY, writes, count=lambda outcome: outcomes.update([outcome])), outcomes, writes
+    return Fetching(IDENTITY, SIZE, writes, count=lambda outcome: outcomes.update([outcome])), outcomes, writes
 
 
 def numbers(contents: Sequence[np.ndarray]) -> list[int]:
@@ -103,6 +103,29 @@ async def test_whoever_waits_for_anothers_trip_that_is_given_up_goes_on_without(
     fetch, _, _ = fetching()
     hasty, patient = await asyncio.gather(fetch.fetch(store, chain, 0.05), fetch.fetch(store, chain, LONG))
     assert hasty == patient == []
+
+
+async def test_whoever_gives_up_anothers_trip_gives_it_up_for_nobody_else() -> None:
+    chain = keys(3)
+    store = stored(chain, gate=asyncio.Event())
+    fetch, _, _ = fetching()
+    owner = asyncio.create_task(fetch.fetch(store, chain, LONG))
+    await asyncio.sleep(0)
+    others = [asyncio.create_task(fetch.fetch(store, chain, within)) for within in (0.02, LONG)]
+    assert await others[0] == []
+    assert store.gate is not None
+    store.gate.set()
+    assert numbers(await owner) == numbers(await others[1]) == [0, 1, 2]
+
+
+async def test_a_store_that_is_too_slow_to_answer_at_all_is_learned_to_be_slow() -> None:
+    """Else every session that comes would wait for it in vain."""
+    chain = keys(4)
+    fetch, _, _ = fetching()
+    before = fetch.pace.seconds(4)
+    for _ in range(3):
+        assert await fetch.fetch(stored(chain, gate=asyncio.Event()), chain, 0.05) == []
+    assert fetch.pace.seconds(4) > 0.05 > 10 * before
 
 
 async def test_a_store_that_fails_gives_nothing_and_rests() -> None:
