@@ -20,7 +20,7 @@ import grpc.aio
 
 from protos import common_pb2, generation_pb2, generation_pb2_grpc
 from protos.generation_pb2 import Started
-from specdec.core.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from specdec.core.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
 from specdec.edge.channel import open_channel
 from specdec.edge.errors import from_rpc_error
 from specdec.edge.received import Event, Ledger, Received
@@ -100,6 +100,7 @@ class Client:
 
     @property
     def _stub(self) -> Any:
+        """Of the coordinator that is asked next."""
         return self._stubs[0]
 
     async def info(self, *, deadline: float = INFO_DEADLINE) -> generation_pb2.ServiceInfo:
@@ -142,7 +143,6 @@ class Client:
         clock = asyncio.get_running_loop().time
         failures, had, last = 0, choice.tokens, clock()
         while not choice.ended:
-            self._stubs.append(self._stubs.pop(0))
             try:
                 async with aclosing(self._attempt(choice.resumption(), until)) as events:
                     async for event in events:
@@ -150,13 +150,14 @@ class Client:
                             continue
                         event.index = choice.index
                         yield ledger.take(event)
-            except Unavailable:
+            except Unavailable as error:
                 if choice.tokens > had:
                     failures, had, last = 0, choice.tokens, clock()
                 if clock() - last > self._patience:
                     raise
-                pause = min(FIRST_PAUSE * 2.0**failures, LONGEST_PAUSE)
-                await asyncio.sleep(pause * (0.5 + self._jitter.random() / 2))
+                pause = min(FIRST_PAUSE * 2.0**failures, LONGEST_PAUSE) * (0.5 + self._jitter.random() / 2)
+                full = isinstance(error, ResourceExhausted) and len(self._stubs) == 1
+                await asyncio.sleep(error.retry_after if full else pause)
                 failures += 1
 
     async def _attempt(self, request: generation_pb2.GenerateRequest, until: float) -> AsyncGenerator[Event]:
@@ -164,14 +165,18 @@ class Client:
         left = until - asyncio.get_running_loop().time()
         if left <= 0:
             raise DeadlineExceeded("the generation's deadline is over")
-        call = self._stub.Generate(request, timeout=left, metadata=self._metadata)
+        stub = self._stub
+        call = stub.Generate(request, timeout=left, metadata=self._metadata)
         try:
             async for response in call:
                 event = response.WhichOneof("event")
                 if event is not None:
                     yield getattr(response, event)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from None
+            failure = from_rpc_error(error)
+            if isinstance(failure, Unavailable) and stub is self._stub:  # by many at once, but left once
+                self._stubs.append(self._stubs.pop(0))
+            raise failure from None
         finally:
             call.cancel()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,10 +121,46 @@ async def test_what_another_try_would_not_mend_is_raised(error: SpecdecError) ->
     assert not isinstance(caught.value, Unavailable) and len(service.requests) == 1
 
 
-async def test_an_overloaded_coordinator_is_asked_again_for_a_turn_that_runs() -> None:
-    script = breaking_after(3, 3, error=ResourceExhausted("busy"))
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the client waited between attempts; it need not really."""
+    noted, sleep = list[float](), asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        noted.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(client_module, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": note}))
+    return noted
+
+
+async def test_an_overloaded_coordinator_is_asked_again_when_it_said(pauses: list[float]) -> None:
+    script = breaking_after(3, 3, error=ResourceExhausted("busy", retry_after=7.5))
     async with serve_script(script) as (address, _), Client(address) as client:
         check(await collected(client, text="x"))
+    assert pauses == [7.5]
+
+
+async def test_many_that_lose_one_coordinator_leave_it_once(pauses: list[float]) -> None:
+    """If each of them turned to the next address, every second would come back to the dead one."""
+
+    def rest(request: GenerateRequest) -> Steps:
+        return [started(), *words(request.received_tokens, len(WORDS)), complete()]
+
+    async with AsyncExitStack() as exits:
+        there, taken = await exits.enter_async_context(serve_script(rest))
+        dying = AsyncExitStack()
+        here, begun = await dying.enter_async_context(serve_script(lambda _: [started(), *words(0, 3)]))
+        client = await exits.enter_async_context(Client(f"{here},{there}"))
+        running = [asyncio.create_task(collected(client, text="x")) for _ in range(6)]
+        async with asyncio.timeout(10):
+            while len(begun.requests) < 6:  # noqa: ASYNC110 (what another task has done)
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # the words are on their way
+        await dying.aclose()
+        for events in await asyncio.gather(*running):
+            check(events)
+    assert len(taken.requests) == 6 and pauses == []
 
 
 async def test_a_call_of_which_nothing_has_come_is_not_repeated() -> None:
