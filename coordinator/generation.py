@@ -25,6 +25,7 @@ from coordinator.verifying import Verified, Verifying
 from specdec.core.acceptance import Acceptance, emitted
 from specdec.core.randomness import Purpose, uniforms
 from specdec.edge import telemetry as names
+from specdec.edge.tasks import TaskGroup
 from specdec.edge.telemetry import CoordinatorMetrics, Telemetry, traceparent
 
 
@@ -76,7 +77,7 @@ class Generation:
 
     async def run(self) -> None:
         """Generates to the end of the turn. Cancelled in whatever phase, it leaves no stream and no task behind."""
-        async with asyncio.TaskGroup() as tasks:
+        async with TaskGroup() as tasks:
             keeper = tasks.create_task(self._keep(), name="keep")
             courier = tasks.create_task(self._deliver(), name="deliver")
             try:

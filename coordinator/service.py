@@ -30,6 +30,7 @@ from protos import generation_pb2_grpc
 from specdec.core.errors import DeadlineExceeded, ResourceExhausted
 from specdec.edge import telemetry as names
 from specdec.edge.config import describe
+from specdec.edge.tasks import TaskGroup
 from specdec.edge.telemetry import Attributes, CoordinatorMetrics, Telemetry, traceparent
 
 
@@ -144,7 +145,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             await choice.run()
 
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 for index in range(max(1, len(admitted.turns))):
                     tasks.create_task(serve(index), name=f"choice-{index}")
         finally:

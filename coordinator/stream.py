@@ -60,13 +60,15 @@ class CycleStream:
         self._outgoing: asyncio.Queue[Any] = asyncio.Queue()
         replica.inflight += 1
         tasks.create_task(self._read(), name=f"read-{replica.address}")
-        self._writer = tasks.create_task(self._write(), name=f"write-{replica.address}")
+        self._writer: asyncio.Task[None] | None = tasks.create_task(self._write(), name=f"write-{replica.address}")
 
     def close(self) -> None:
         """Frees the replica's side at once: a cancelled stream is how it learns that the session left."""
         self.lost = self.lost or ReplicaLost(f"{self.replica.address}: closed")
         self.replica.inflight -= 1
-        self._writer.cancel()
+        writer, self._writer = self._writer, None  # it keeps its cancellation, and that the stream
+        assert writer is not None, "a stream is closed once"
+        writer.cancel()
         self._call.cancel()
 
     async def ask(self, exchange: Exchange[Request, Reply], context: Context, cycle: int, timeout: float) -> Reply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
 from collections.abc import AsyncIterator
@@ -13,7 +14,10 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from coordinator.choice import Choice
+from coordinator.generation import Generation
 from coordinator.responses import Writer
+from coordinator.stream import CycleStream
 from protos.generation_pb2 import Chunk
 from specdec.core.errors import DeadlineExceeded, SpecdecError
 from specdec.edge.client import Client
@@ -224,3 +228,26 @@ async def test_a_write_that_fails_is_a_client_that_has_gone(
         await r.is_clean()
         assert r.stack.metric("specdec_requests_total", outcome="cancelled") == 1
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.scenario("B92")
+async def test_a_cancelled_generation_is_gone_without_a_collection_of_garbage(tmp_path: Path) -> None:
+    """B92: what is left of it holds its caller's socket."""
+    folder = letters_folder(tmp_path / "m", 5)
+
+    def alive() -> int:
+        return sum(type(each) in (Choice, Generation, CycleStream) for each in gc.get_objects())
+
+    async with stack(folder, [scripted_target(MARKOV_5, folder)], [scripted_drafter(MARKOV_5_DRAFT, folder)]) as s:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                async with aclosing(s.client.generate(token_ids=[1], max_tokens=4000)) as events:
+                    async for event in events:
+                        if isinstance(event, Chunk) and event.offset > 5:
+                            break
+                await until(lambda: s.active == 0)
+            await until(lambda: alive() == 0)
+        finally:
+            gc.enable()
