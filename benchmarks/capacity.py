@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from benchmarks.report import Row, parser, percentile, report
 from protos.generation_pb2 import Chunk
 from specdec.core.errors import SpecdecError
 from specdec.edge.client import Client
+from specdec.edge.cluster import free_ports
 from specdec.edge.cores import usable_cores
 from specdec.edge.process import ChildProcess
 
@@ -75,7 +75,7 @@ class Bench:
 async def bench(folder: str, logs: Path, sessions: int) -> AsyncIterator[Bench]:
     pace = logs / "pace"
     pace.write_text("0")
-    ports = _free_ports(VERIFIERS + 1)
+    ports = free_ports(VERIFIERS + 1)
     async with AsyncExitStack() as exits:
 
         async def started(name: str, module: str, *arguments: str) -> ChildProcess:
@@ -177,16 +177,6 @@ async def measured(folder: str, sessions: int, seconds: float) -> list[Row]:
         Row("coordinator's processor time of a cycle", "saturated", 1e3 * rates["saturated cpu"], "ms"),
         Row("memory of an idle session", f"mean of {sessions}", (after - before) / sessions / 1024, "KiB"),
     ]
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def main() -> None:

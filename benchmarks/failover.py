@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import statistics
 import tempfile
-import urllib.request
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from benchmarks.report import Row, parser, percentile, report
 from protos.generation_pb2 import Chunk
 from specdec.edge.client import Client
 from specdec.edge.cluster import Cluster, ClusterSpec, Member
+from tests.metrics import page, total
 from tests.redis_server import RedisProcess
 
 CONTEXT, TOKENS, KILLED_AT = 1024, 96, 24
@@ -36,10 +35,8 @@ def request(number: int) -> dict[str, Any]:
     return {"token_ids": ids, "max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True, "num_draft_tokens": 0}
 
 
-def streams(member: Member) -> int:
-    with urllib.request.urlopen(member.metrics_url, timeout=10) as reply:
-        page = reply.read().decode()
-    return sum(int(float(value)) for value in re.findall(r"^specdec_sessions\{.*\} ([0-9.]+)$", page, re.MULTILINE))
+def streams(member: Member) -> float:
+    return total(page(member.metrics_url), "specdec_sessions")
 
 
 async def answer(client: Client, number: int, verifiers: list[Member]) -> tuple[list[int], float, Member | None]:

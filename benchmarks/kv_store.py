@@ -13,11 +13,9 @@ with one that does not; and which share of all full blocks was stored."""
 from __future__ import annotations
 
 import asyncio
-import re
 import statistics
 import tempfile
 import time
-import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -47,11 +45,13 @@ from target_service.kv_tier.write_behind import WriteBehind
 from target_service.service import Batcher
 from target_service.session import VerifyJob
 from target_service.sharing import KVSharing
+from tests.metrics import page, total
 from tests.redis_server import RedisProcess
 
 CONTEXT = 1024 + 8  # tokens: 32 full blocks, and a few that are always computed
 GREEDY = SamplingParams(temperature=0.0)
 WARM = 2  # repeats that do not count
+OUTCOMES = ("stored", "known", "dropped", "over_budget", "failed")
 BUDGET = 512  # rows of one forward
 
 
@@ -149,7 +149,7 @@ async def cycles(model: str, dtype: str, rounds: int, tokens: int) -> list[Row]:
             rows.append(Row(measured, subject, statistics.median(ours), unit, "without", statistics.median(plain)))
             ratio = statistics.median(a / b for a, b in zip(ours, plain, strict=True))
             rows.append(Row(f"{measured}, with over without", f"{subject}, median of {rounds} pairs", ratio, "x"))
-    offered, kept = sum(written.values()), written.get("stored", 0) + written.get("known", 0)
+    offered, kept = sum(written.values()), written["stored"] + written["known"]
     return [*rows, Row("full blocks stored", f"of {offered}", 100 * kept / max(1, offered), "%")]
 
 
@@ -161,15 +161,9 @@ def story(round_: int, number: int) -> str:
 
 def outcomes(cluster: Cluster) -> dict[str, int]:
     """Of the blocks that verifiers offered."""
-    found = dict[str, int]()
-    for member in cluster.members:
-        with urllib.request.urlopen(member.metrics_url, timeout=10) as reply:
-            page = reply.read().decode()
-        for labels, count in re.findall(r'specdec_kv_store_blocks_total\{(.*direction="write".*)\} ([0-9.e+]+)', page):
-            outcome = re.search(r'outcome="(\w+)"', labels)
-            assert outcome is not None, labels
-            found[outcome[1]] = found.get(outcome[1], 0) + int(float(count))
-    return found
+    pages = [page(member.metrics_url) for member in cluster.members]
+    name, way = "specdec_kv_store_blocks_total", {"direction": "write"}
+    return {outcome: round(sum(total(text, name, outcome=outcome, **way) for text in pages)) for outcome in OUTCOMES}
 
 
 def main() -> None:

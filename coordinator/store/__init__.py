@@ -11,7 +11,7 @@ from coordinator.store.protocol import SessionStore
 from coordinator.store.redis import RedisStore
 from coordinator.store.redis_link import RedisLink
 from specdec.core.errors import ConfigError
-from specdec.edge.redis_clients import RedisClient, connect_cluster, connect_sentinel, connect_single
+from specdec.edge.redis_clients import CLIENTS, RedisClient
 from specdec.edge.store_address import StoreAddress, parse_address
 
 __all__ = ["MemoryStore", "RedisStore", "SessionStore", "StoreBehind", "open_store"]
@@ -64,8 +64,5 @@ def _redis(
 
 STORES: dict[str, Callable[[StoreAddress, _Times], SessionStore]] = {
     "memory": _memory,
-    "redis": _redis(connect_single),
-    "rediss": _redis(connect_single),
-    "redis+sentinel": _redis(connect_sentinel),
-    "redis+cluster": _redis(connect_cluster),
+    **{scheme: _redis(connect) for scheme, connect in CLIENTS.items()},
 }

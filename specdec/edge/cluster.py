@@ -180,7 +180,7 @@ async def _stop(members: list[Member]) -> None:
 
 def _members(spec: ClusterSpec, log_folder: Path) -> tuple[list[Member], Member]:
     """Replicas and coordinator, not started yet."""
-    ports = iter(_free_ports(2 * (spec.drafters + spec.verifiers + 1)))
+    ports = iter(free_ports(2 * (spec.drafters + spec.verifiers + 1)))
     all_cores = usable_cores()
 
     def member(name: str, module: str, cores: Cores, *arguments: str, port: int = 0, metrics_port: int = 0) -> Member:
@@ -255,7 +255,7 @@ def _device(spec: ClusterSpec) -> list[str]:
     return ["--device", spec.device] if spec.device is not None else []
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Free a moment ago; all held at once, so no two are the same."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]

@@ -72,6 +72,15 @@ def connect_cluster(address: StoreAddress, timeout: float) -> RedisClient:
     return _client(address, client, close)
 
 
+# By URL scheme.
+CLIENTS: dict[str, Callable[[StoreAddress, float], RedisClient]] = {
+    "redis": connect_single,
+    "rediss": connect_single,
+    "redis+sentinel": connect_sentinel,
+    "redis+cluster": connect_cluster,
+}
+
+
 def _client(address: StoreAddress, client: Redis | RedisCluster, close: Callable[[], Awaitable[None]]) -> RedisClient:
     return RedisClient(client, close, _max_connections(address), address.number("wait_replicas", 0))
 

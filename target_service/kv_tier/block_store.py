@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from redis.asyncio import Redis
 
 from specdec.core.errors import ConfigError
-from specdec.edge.redis_clients import RedisClient, connect_cluster, connect_sentinel, connect_single
-from specdec.edge.store_address import StoreAddress, parse_address
+from specdec.edge.redis_clients import CLIENTS, RedisClient
+from specdec.edge.store_address import parse_address
 
 CLAIM = 5.0  # seconds for which whoever has begun to store a block keeps the others from it
 _CLAIMED = b""
@@ -78,14 +78,6 @@ class RedisBlocks:
     def _pipeline(self) -> Any:
         client = self._client
         return client.pipeline(transaction=False) if isinstance(client, Redis) else client.pipeline()
-
-
-CLIENTS: dict[str, Callable[[StoreAddress, float], RedisClient]] = {
-    "redis": connect_single,
-    "rediss": connect_single,
-    "redis+sentinel": connect_sentinel,
-    "redis+cluster": connect_cluster,
-}
 
 
 def block_store(url: str, *, ttl: float, timeout: float) -> Callable[[], BlockStore]:

@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
-import socket
-import urllib.request
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -18,9 +15,11 @@ from typing import Self
 
 from specdec.core.errors import SpecdecError
 from specdec.edge.client import Client
+from specdec.edge.cluster import free_ports
 from specdec.edge.cores import usable_cores
 from specdec.edge.process import ChildProcess
 from tests.coordinator.store.proxy import Proxy, proxied
+from tests.metrics import page, total
 from tests.redis_server import RedisProcess
 
 VERIFIERS, DRAFTERS, COORDINATORS = 3, 2, 2
@@ -55,12 +54,7 @@ class Member:
 
     def gauge(self, name: str) -> float:
         """The sum of a metric's series; 0 where it does not answer."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5) as reply:
-                page = reply.read().decode()
-        except OSError:
-            return 0.0
-        return sum(float(value) for value in re.findall(rf"^{name}(?:\{{.*\}})? ([0-9.e+]+)$", page, re.MULTILINE))
+        return total(page(f"http://127.0.0.1:{self.metrics_port}/metrics"), name)
 
 
 class Scene:
@@ -76,7 +70,7 @@ class Scene:
             self.redis = exits.enter_context(RedisProcess())
             self.redis_proxy = await exits.enter_async_context(proxied(self.redis.port))
             store = f"redis://127.0.0.1:{self.redis_proxy.port}/0"
-            ports = iter(_free_ports(2 * (VERIFIERS + DRAFTERS + COORDINATORS)))
+            ports = iter(free_ports(2 * (VERIFIERS + DRAFTERS + COORDINATORS)))
             model = ("--model", str(self._model))
 
             def member(name: str, module: str, *flags: str) -> Member:
@@ -170,13 +164,3 @@ class Scene:
         keys = list(self.redis.admin.scan_iter("*"))
         held["keys without a time to live"] = float(sum(self.redis.admin.pttl(key) == -1 for key in keys))
         return {name: value for name, value in held.items() if value}
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports

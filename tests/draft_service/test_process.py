@@ -6,10 +6,8 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import sys
 import threading
-import urllib.request
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -29,9 +27,11 @@ from specdec.core.draft import Draft
 from specdec.core.laws import check_draws
 from specdec.core.sampling import SamplingParams
 from specdec.edge.channel import open_channel
+from specdec.edge.cluster import free_ports
 from specdec.edge.info_codec import decode_info
 from tests.draft_service.jobs import draft_one, job, random_ids, tokens
 from tests.draft_service.wire import Client
+from tests.metrics import page, total
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -81,7 +81,7 @@ async def test_a_real_replica_drafts_by_its_flags_and_drains_on_sigterm(
     """Settings reach the drafters: read back from the process, and seen in what it drafts."""
     flags = {"drafters": "lm,ngram", "model": str(model_folder), "threads": "1", "token_budget": "5"}
     flags["dtype"] = "float32"
-    flags |= {"kv_tokens": "128", "max_draft_tokens": "3", "max_support": "4", "metrics_port": str(free_port())}
+    flags |= {"kv_tokens": "128", "max_draft_tokens": "3", "max_support": "4", "metrics_port": str(free_ports(1)[0])}
     async with replica(*(part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", value))) as (
         child,
         channel,
@@ -100,9 +100,8 @@ async def test_a_real_replica_drafts_by_its_flags_and_drains_on_sigterm(
         expected = draft_one(new_drafter(), job(context, 3, params, kind=reply.result.kind, support=4, seed=8))
         assert tokens(reply.result) == tokens(expected)
         assert [law.ids.tolist() for law in reply.result.laws] == [law.ids.tolist() for law in expected.laws]
-        scraped = await asyncio.to_thread(scrape, flags["metrics_port"])
-        forwards, rows = (re.search(rf"specdec_{name}_total{{.*}} (\d+)", scraped) for name in ("forwards", "rows"))
-        assert forwards and rows and (int(forwards[1]), int(rows[1])) == (6, 19)
+        scraped = await asyncio.to_thread(page, f"http://127.0.0.1:{flags['metrics_port']}/metrics")
+        assert [total(scraped, f"specdec_{name}_total") for name in ("forwards", "rows")] == [6, 19]
 
         child.send_signal(signal.SIGTERM)
         await line_with(child, "draining 1 calls")
@@ -153,7 +152,7 @@ async def test_health_is_not_serving_until_the_drafters_are_loaded(monkeypatch: 
         return {"ngram": NgramDrafter(DraftModel())}
 
     monkeypatch.setattr(process, "load_drafters", slow_load)
-    port = free_port()
+    port = free_ports(1)[0]
     task = asyncio.create_task(process.serve(DraftConfig(port=port), {"OTEL_SDK_DISABLED": "true"}))
     async with open_channel(f"127.0.0.1:{port}") as channel:
         assert await health(channel) == NOT_SERVING
@@ -165,14 +164,3 @@ async def test_health_is_not_serving_until_the_drafters_are_loaded(monkeypatch: 
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
-
-
-def scrape(port: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
-        return str(response.read().decode())

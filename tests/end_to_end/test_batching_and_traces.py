@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 
 from specdec.edge.client import Client
 from specdec.edge.cluster import Cluster
 from tests.end_to_end.clusters import PROMPT, all_generated, cluster, generated, tiny_folder
+from tests.metrics import page, total
 from tests.otlp_receiver import OtlpReceiver
 
 
 def counted(running: Cluster, name: str, metric: str) -> float:
     """A counter of one process, as Prometheus would read it."""
     (member,) = [m for m in running.members if m.process.name == name]
-    with urlopen(member.metrics_url, timeout=5) as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((metric + "{", metric + " ")))
+    return total(page(member.metrics_url), metric)
 
 
 @pytest.mark.timeout(120)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
-import urllib.request
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -16,8 +14,9 @@ import pytest
 
 from protos.generation_pb2 import Chunk, Complete
 from specdec.edge.client import Client
-from specdec.edge.cluster import Cluster, Member
+from specdec.edge.cluster import Cluster
 from tests.end_to_end.clusters import PROMPT, cluster, generated, tiny_folder
+from tests.metrics import page, total
 
 TOKENS = 120
 SEEDED = {"temperature": 1.0, "seed": 11}
@@ -48,22 +47,12 @@ def pid_of(running: Cluster, name: str) -> int:
     return member.process.pid
 
 
-def scraped(member: Member, series: str) -> int:
-    """The sum of its series that match; of a process that has ended: 0."""
-    try:
-        with urllib.request.urlopen(member.metrics_url, timeout=10) as reply:
-            page = reply.read().decode()
-    except OSError:
-        return 0
-    return sum(int(float(value)) for value in re.findall(rf"^{series} ([0-9.e+]+)$", page, re.MULTILINE))
-
-
 def serving(running: Cluster) -> Callable[[], list[str]]:
     """The verifiers that have an open stream, at the time of the call."""
 
     def names() -> list[str]:
         verifiers = [m for m in running.members if m.process.name.startswith("verifier")]
-        return [m.process.name for m in verifiers if scraped(m, r"specdec_sessions\{.*\}")]
+        return [m.process.name for m in verifiers if total(page(m.metrics_url), "specdec_sessions")]
 
     return names
 

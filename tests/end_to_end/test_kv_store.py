@@ -11,15 +11,17 @@ import pytest
 from specdec.edge.client import Client
 from specdec.edge.cluster import Cluster
 from tests.end_to_end.clusters import VOCAB, cluster, generated, tiny_folder
-from tests.end_to_end.test_failover import SEEDED, TOKENS, generated_through_a_kill, scraped, serving
+from tests.end_to_end.test_failover import SEEDED, TOKENS, generated_through_a_kill, serving
+from tests.metrics import page, total
 from tests.redis_server import RedisProcess
 
 PROMPTS = [[(step * i) % VOCAB for i in range(200)] for step in (7, 5)]  # two, so that no verifier knows the second
 
 
-def brought(running: Cluster) -> list[int]:
+def brought(running: Cluster) -> list[float]:
     """Context tokens that each member had from the store so far, 0 once it has ended."""
-    return [scraped(member, r'specdec_kv_hit_tokens_total\{.*tier="store".*\}') for member in running.members]
+    pages = [page(member.metrics_url) for member in running.members]
+    return [total(text, "specdec_kv_hit_tokens_total", tier="store") for text in pages]
 
 
 @pytest.mark.scenario("B24", "B95")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator
@@ -19,16 +18,11 @@ from specdec.core.errors import Unauthenticated, Unavailable
 from specdec.edge.channel import open_channel
 from specdec.edge.cli import main
 from specdec.edge.client import Client
+from specdec.edge.cluster import free_ports
 from specdec.edge.tls import Tls, read_tls
 from tests.end_to_end.clusters import PROMPT, cluster, generated, tiny_folder
 
 GREEDY = {"token_ids": PROMPT, "max_tokens": 40, "temperature": 0.0}
-
-
-def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
 
 
 def certificates(folder: Path) -> tuple[dict[str, str], Tls]:
@@ -47,7 +41,7 @@ def certificates(folder: Path) -> tuple[dict[str, str], Tls]:
 @asynccontextmanager
 async def process(module: str, environment: dict[str, str], *flags: str) -> AsyncIterator[int]:
     """Its port."""
-    port = free_port()
+    port = free_ports(1)[0]
     command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--port", str(port), *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     child = await asyncio.create_subprocess_exec(*command, env=environment, stderr=DEVNULL)

@@ -13,7 +13,6 @@ from typing import Any
 from unittest.mock import patch
 
 from opentelemetry.sdk.trace.export import SpanExporter
-from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator import drafting
 from coordinator.compatibility import check_for, fitting
@@ -32,6 +31,7 @@ from specdec.edge.telemetry import CoordinatorMetrics, Telemetry
 from tests.fakes.replicas import ScriptedDrafter, ScriptedTarget
 from tests.fakes.scripted import Scripted
 from tests.fakes.tables import Table
+from tests.metrics import total
 
 REGISTER = {
     ScriptedTarget: ("specdec.v1.TargetService", target_pb2_grpc.add_TargetServiceServicer_to_server),
@@ -104,7 +104,7 @@ class Stack:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum over the series that carry these labels, as /metrics shows them now; 0 where there is none."""
-        return scraped(self.telemetry.scrape(), name, **labels)
+        return total(self.telemetry.scrape(), name, **labels)
 
     async def kill(self, replica: Scripted) -> None:
         """Ends its server and every stream on it."""
@@ -114,11 +114,6 @@ class Stack:
         """A killed replica on its old port."""
         port = self.servers[replica].port
         self.servers[replica] = await self.exits.enter_async_context(serve_replica(replica, port))
-
-
-def scraped(text: str, name: str, **labels: str) -> float:
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
 
 def _skipped(fields: Mapping[str, Any]) -> int:

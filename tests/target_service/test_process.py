@@ -6,9 +6,7 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import sys
-import urllib.request
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 
@@ -19,7 +17,9 @@ from grpc_health.v1 import health_pb2
 from protos import common_pb2, target_pb2_grpc
 from specdec.core.verification import Verification
 from specdec.edge.channel import open_channel
+from specdec.edge.cluster import free_ports
 from specdec.edge.info_codec import decode_info
+from tests.metrics import page, total
 from tests.target_service.conftest import VOCAB, MakeEngine
 from tests.target_service.driver import generate, plain
 from tests.target_service.wire import Client, converse, health, prompt, until_health
@@ -42,25 +42,15 @@ async def line_with(child: Process, pattern: str) -> re.Match[str]:
     raise AssertionError(f"it ended without {pattern!r}: {''.join(seen)}")
 
 
-def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
-
-
-def scrape(port: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
-        return str(reply.read().decode())
-
-
 @pytest.mark.scenario("B124")
 async def test_a_real_replica_verifies_by_its_flags_and_drains_on_sigterm(
     folders: dict[str, Path], make_engine: MakeEngine
 ) -> None:
     """Settings reach the engine: read back from the process, and seen in what it serves."""
+    port, metrics_port = free_ports(2)
     flags = {"model": str(folders["qwen2"]), "threads": "1", "token_budget": "9", "max_nodes": "8"}
     flags |= {"tune_seconds": "0.0", "network": "stock"}
-    flags |= {"kv_tokens": "128", "max_sessions": "2", "port": str(free_port()), "metrics_port": str(free_port())}
+    flags |= {"kv_tokens": "128", "max_sessions": "2", "port": str(port), "metrics_port": str(metrics_port)}
     child = await start(*(part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", value)))
     try:
         async with open_channel(f"127.0.0.1:{flags['port']}") as channel:
@@ -73,9 +63,8 @@ async def test_a_real_replica_verifies_by_its_flags_and_drains_on_sigterm(
 
             client = Client(stub, "s", VOCAB)
             assert await converse(client, prompt(20), 6, plain) == generate(make_engine("qwen2"), prompt(20), 6)
-            scraped = await asyncio.to_thread(scrape, flags["metrics_port"])
-            forwards, rows = (re.search(rf"specdec_{n}_total{{.*}} (\d+)", scraped) for n in ("forwards", "rows"))
-            assert forwards and rows and (int(forwards[1]), int(rows[1])) == (8, 25)
+            scraped = await asyncio.to_thread(page, f"http://127.0.0.1:{flags['metrics_port']}/metrics")
+            assert [total(scraped, f"specdec_{name}_total") for name in ("forwards", "rows")] == [8, 25]
 
             child.send_signal(signal.SIGTERM)
             await line_with(child, "draining 1 calls")
