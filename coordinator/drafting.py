@@ -9,6 +9,7 @@ from functools import partial
 
 from coordinator.context import Context
 from coordinator.features import SessionFeatures
+from coordinator.pace import Pace
 from coordinator.pool import Pool
 from coordinator.redraw import redrawn
 from coordinator.stream import OVERLOADED, CycleStream, Exchange, ReplicaLate
@@ -83,7 +84,7 @@ class Drafting:
         self._stream: CycleStream | None = None
         self._late = 0
         self._left_for: str | None = None  # why the stream before the present one was left
-        self._typical: float | None = None  # seconds per draft, running mean
+        self._pace = Pace()
         self._decode = partial(decode_draft_reply, vocab_size=limits.vocab_size)
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -132,11 +133,11 @@ class Drafting:
         assert self._stream is not None, "a draft came from somewhere"
         self._stream.replica.forgive()
         self._late = 0
-        self._typical = seconds if self._typical is None else 0.8 * self._typical + 0.2 * seconds
+        self._pace.learn(seconds)
 
     def drop(self, fault: ReplicaFault | None = None) -> None:
         """Lets go of the stream; after a fault the replica is set aside too."""
-        stream, self._stream, self._typical = self._stream, None, None
+        stream, self._stream, self._pace = self._stream, None, Pace()
         if stream is None:
             return
         self._left_for = "DRAINING" if fault is None else fault.reason
@@ -171,9 +172,7 @@ class Drafting:
         """Once its pace is known, a drafter is waited for a few times as long at most."""
         stream = self._stream
         assert stream is not None, "asked without a stream"
-        budget = self._limits.timeout
-        if self._typical is not None:
-            budget = min(budget, GRACE + PATIENCE * self._typical)
+        budget = self._pace.budget(self._limits.timeout, GRACE, PATIENCE)
         opening = replace(self._opening, drafter=self.drafter)
 
         def build(offset: int, first: bool) -> DraftRequest:

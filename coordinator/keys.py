@@ -4,7 +4,7 @@ A key file has one line per key, `#` begins a comment:
 
     name sha256:HEX [max_streams=N] [tokens_per_minute=N]
 
-`specdec key NAME` makes a key and its line. A key has 256 random bits, so that its plain hash tells nobody anything."""
+`specdec key NAME` makes a key and its line."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdec.core.errors import ConfigError, Unauthenticated
+from specdec.edge.api_key import NAME, NAMES, hashed
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
 _LIMITS = ("max_streams", "tokens_per_minute")
 
@@ -73,7 +73,7 @@ class Keys:
         if self._by_hash is None:
             return ANYONE
         scheme, _, key = (authorization or "").partition(" ")
-        digest = hashlib.sha256(key.strip().encode()).digest()
+        digest = hashed(key.strip())
         found = [caller for known, caller in self._by_hash.items() if hmac.compare_digest(known, digest)]
         if scheme.lower() != "bearer" or not found:
             raise Unauthenticated("this server wants a key it knows: send the metadata `authorization: Bearer KEY`")
@@ -82,8 +82,8 @@ class Keys:
 
 def _parsed(words: list[str], where: str) -> tuple[bytes, Caller]:
     name, *rest = words
-    if not _NAME.fullmatch(name):
-        raise ConfigError("api_keys", where, f"{name!r} is no name: 1 to 64 letters, digits, dots, dashes, underscores")
+    if not NAME.fullmatch(name):
+        raise ConfigError("api_keys", where, f"{name!r} is no name: {NAMES}")
     digest = _HASH.fullmatch(rest[0]) if rest else None
     if digest is None:
         raise ConfigError("api_keys", where, "wants: name sha256:HEX, as `specdec key NAME` prints it")

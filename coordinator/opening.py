@@ -47,19 +47,15 @@ class Opening:
 
         Raises NotFound, FailedPrecondition (another owner runs it), InvalidArgument (it does not fit its session),
         Unavailable."""
-        if admitted.session_id:
-            await self._check_owner(admitted.session_id, owner)
-        if admitted.kind == "resume":
-            return await self._resume(admitted)
-        if admitted.session_id:
-            return await self._next_turn(admitted, max_context)
-        return await self._create(admitted, index, target, owner)
-
-    async def _check_owner(self, session_id: str, owner: str) -> None:
-        """Before anything is taken: a stranger must not end the stream of whoever runs the turn."""
-        record = await self._store.load(session_id)
+        if not admitted.session_id:
+            return await self._create(admitted, index, target, owner)
+        # Looked at before it is taken: neither a stranger nor a mistaken count must end the stream of whoever runs it.
+        record = await self._store.load(admitted.session_id)
         if record is not None and record.owner != owner:
-            raise missing(session_id)
+            raise missing(admitted.session_id)
+        if admitted.kind == "resume":
+            return await self._resume(admitted, record)
+        return await self._next_turn(admitted, max_context)
 
     async def _create(self, admitted: Admitted, index: int, target: ReplicaInfo, owner: str) -> Opened:
         record = SessionRecord(
@@ -75,10 +71,8 @@ class Opening:
         await self._store.create(record)
         return Opened(record, 0)
 
-    async def _resume(self, admitted: Admitted) -> Opened:
-        """Looks before it takes: a mistaken count must not end the stream of whoever runs the turn."""
+    async def _resume(self, admitted: Admitted, before: SessionRecord | None) -> Opened:
         received = admitted.received_tokens or 0
-        before = await self._store.load(admitted.session_id)
         if before is not None:
             _check_received(before, received)
         record = await self._store.take(admitted.session_id, resume=True)

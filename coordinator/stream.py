@@ -46,7 +46,8 @@ class Exchange(Generic[Request, Reply]):
 
 class CycleStream:
     """Owns the call, a task that reads it and a task that writes it. lost: why the stream serves no more, None while it
-    does. _held: context tokens that the replica holds once it has read all we sent."""
+    does; opened: whether a message went out. _held: context tokens that the replica holds once it has read all we
+    sent."""
 
     def __init__(self, replica: Replica, call: Any, tasks: asyncio.TaskGroup) -> None:
         self.replica = replica
@@ -54,7 +55,7 @@ class CycleStream:
         self.bytes_sent = 0
         self.bytes_received = 0
         self._held = 0
-        self._opened = False
+        self.opened = False
         self._call = call
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._outgoing: asyncio.Queue[Any] = asyncio.Queue()
@@ -80,7 +81,7 @@ class CycleStream:
             async with asyncio.timeout(timeout):
                 while True:
                     offset = self._held
-                    request = exchange.build(offset, not self._opened)
+                    request = exchange.build(offset, not self.opened)
                     raw = await self._send(exchange.encode(request), cycle, len(context))
                     self.replica.load = decode_load(raw.load)
                     if raw.WhichOneof("result") != "stale":
@@ -99,7 +100,7 @@ class CycleStream:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[cycle] = future
         self._outgoing.put_nowait(message)
-        self._opened, self._held = True, length
+        self.opened, self._held = True, length
         self.bytes_sent += message.ByteSize()
         try:
             return await future

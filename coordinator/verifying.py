@@ -10,6 +10,7 @@ from functools import partial
 from coordinator.context import Context
 from coordinator.features import SessionFeatures
 from coordinator.judging import form_of
+from coordinator.pace import Pace
 from coordinator.pool import Pool
 from coordinator.stream import OVERLOADED, CycleStream, Exchange
 from coordinator.turn import Turn
@@ -26,7 +27,6 @@ OVERLOAD_PAUSE = 0.02  # seconds, doubling with each attempt
 # Seconds, and times its usual time, that a verifier is waited for where there is another: one that is frozen keeps its
 # connection, and only its silence tells. Moving costs the other a prefill, so mere slowness must not look like it.
 GRACE, PATIENCE = 1.0, 8.0
-LEARN = 0.2  # weight of a verification in the running mean of its time
 ATTEMPTS = 4  # verifications tried for one cycle before the request fails
 
 
@@ -75,8 +75,7 @@ class Verifying:
         self._left_for: str | None = None  # why the stream before the present one was left
         self._step_times: StepTimeTable | None = None  # of the verifier in use, as they were when it was chosen
         self._decode = partial(decode_verify_reply, vocab_size=limits.vocab_size, logprobs=turn.params.logprobs)
-        self._typical: float | None = None  # seconds of a verification on this stream, its first left out
-        self._answers = 0  # on this stream
+        self._pace = Pace()  # on this stream, its first verification left out
         self._told_layers: tuple[int, ...] = ()  # what the stream was opened with
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -99,7 +98,7 @@ class Verifying:
         start = clock()
         for attempt in range(1, ATTEMPTS + 1):
             stream = await self._open(tasks)
-            asked = clock()
+            asked, first = clock(), not stream.opened
             try:
                 reply = await self._ask(stream, context, draft, cycle, traceparent)
                 verification = self._checked(reply, draft)
@@ -111,7 +110,8 @@ class Verifying:
                     await asyncio.sleep(OVERLOAD_PAUSE * 2**attempt)
                 continue
             stream.replica.forgive()
-            self._learn(clock() - asked)
+            if not first:  # that one computes or fetches a context, which says nothing about the others
+                self._pace.learn(clock() - asked)
             # A replica that drains serves on until another can: a stream that its end may cut beats none now.
             if stream.replica.draining and self._pool.ready(fingerprint=self._fingerprint):
                 self.drop()
@@ -121,7 +121,7 @@ class Verifying:
 
     def drop(self, fault: ReplicaFault | None = None) -> None:
         """Lets go of the stream; after a fault the replica is set aside, and avoided by this session."""
-        stream, self._stream, self._typical, self._answers = self._stream, None, None, 0
+        stream, self._stream, self._pace = self._stream, None, Pace()
         if stream is None:
             return
         self.bytes_sent += stream.bytes_sent
@@ -143,18 +143,11 @@ class Verifying:
             self._step_times = replica.info.step_times
         return self._stream
 
-    def _learn(self, seconds: float) -> None:
-        """The first verification of a stream computes or fetches a context: that says nothing about the others."""
-        self._answers += 1
-        if self._answers > 1:
-            before = seconds if self._typical is None else self._typical
-            self._typical = before + LEARN * (seconds - before)
-
     def _budget(self) -> float:
         """Seconds for the next verification."""
-        if self._typical is None or len(self._pool.ready(fingerprint=self._fingerprint)) < 2:
+        if len(self._pool.ready(fingerprint=self._fingerprint)) < 2:
             return self._limits.timeout
-        return min(self._limits.timeout, GRACE + PATIENCE * self._typical)
+        return self._pace.budget(self._limits.timeout, GRACE, PATIENCE)
 
     async def _ask(
         self, stream: CycleStream, context: Context, draft: Draft, cycle: int, traceparent: str

@@ -4,13 +4,12 @@ boundary, and a drain on SIGTERM."""
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import grpc
 import grpc.aio
@@ -26,13 +25,10 @@ from specdec.edge.channel import (
     common_options,
 )
 from specdec.edge.errors import Context, error_boundary
-from specdec.edge.parsing import Parsing
+from specdec.edge.interceptors import Around, Parsing
 from specdec.edge.tls import Tls
 
 CLEAN_UP_SECONDS = 5.0
-
-Handler = Any  # grpc.RpcMethodHandler: its attributes are not typed
-Guard = Callable[[Context, str], AbstractAsyncContextManager[None]]
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +101,7 @@ class GrpcServer:
             _log.error("%d cancelled calls have not cleaned up", self.active_calls)
 
     async def __aenter__(self) -> Self:
-        interceptors = [_Around(self._in_flight.guard), _Around(error_boundary), Parsing()]
+        interceptors = [Around(self._in_flight.guard), Around(error_boundary), Parsing()]
         self._server = grpc.aio.server(interceptors=interceptors, options=self._options)
         for register in self._services.values():
             register(self._server)
@@ -193,52 +189,3 @@ class _InFlight:
             self.count -= 1
             if not self.count:
                 self.none.set()
-
-
-class _Around(grpc.aio.ServerInterceptor):
-    """Runs every handler inside a guard, once per call and not per message. Unlike the contrib interceptor it
-    keeps a coroutine a coroutine and a generator a generator, which is how grpc.aio tells the two styles
-    apart."""
-
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        kind = _KINDS[handler.request_streaming, handler.response_streaming]
-        inner = getattr(handler, kind)
-        around = _generator if inspect.isasyncgenfunction(inner) else _coroutine
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        wrapped = around(inner, self._guard, handler_call_details.method)
-        return make(wrapped, handler.request_deserializer, handler.response_serializer)
-
-
-_KINDS: Mapping[tuple[bool, bool], str] = {
-    (False, False): "unary_unary",
-    (False, True): "unary_stream",
-    (True, False): "stream_unary",
-    (True, True): "stream_stream",
-}
-
-
-def _coroutine(inner: Callable[..., Awaitable[Any]], guard: Guard, method: str) -> Callable[..., Any]:
-    async def handle(request: Any, context: Context) -> Any:
-        async with guard(context, method):
-            return await inner(request, context)
-
-    return handle
-
-
-def _generator(inner: Callable[..., AsyncIterator[Any]], guard: Guard, method: str) -> Callable[..., Any]:
-    async def handle(request: Any, context: Context) -> AsyncIterator[Any]:
-        async with guard(context, method):
-            async for response in inner(request, context):
-                yield response
-
-    return handle

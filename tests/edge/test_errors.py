@@ -22,8 +22,8 @@ from specdec.core.errors import (
     Unauthenticated,
     Unavailable,
 )
-from specdec.edge import server as server_module
 from specdec.edge.errors import from_rpc_error, status_code, to_status
+from specdec.edge.interceptors import Around
 from tests.edge.echo import METHODS, call, echo_server, start
 
 Code = grpc.StatusCode
@@ -175,7 +175,7 @@ async def test_a_guard_that_turns_coroutines_into_generators_breaks_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Negative control: the contrib interceptor's fault."""
-    monkeypatch.setattr(server_module, "_coroutine", server_module._generator)
+    monkeypatch.setattr(Around, "_coroutine", Around._generator)
 
     async def script(_: Any) -> None:
         return

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import re
-import secrets
 import sys
 
 from specdec.core.errors import InvalidArgument
+from specdec.edge.api_key import NAME, NAMES, hashed, new_key
 
 HELP = "a new key for a caller, and its line for the coordinator's key file"
-PREFIX = "specdec-"
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,14 +19,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if not _NAME.fullmatch(arguments.name):
-        raise InvalidArgument("name", arguments.name, "give 1 to 64 letters, digits, dots, dashes, underscores")
+    if not NAME.fullmatch(arguments.name):
+        raise InvalidArgument("name", arguments.name, f"give {NAMES}")
     limits = {name: getattr(arguments, name) for name in ("max_streams", "tokens_per_minute")}
     for name, value in limits.items():
         if value is not None and value < 1:
             raise InvalidArgument(name, value, "give at least 1")
-    key = PREFIX + secrets.token_urlsafe(32)
+    key = new_key()
     words = [f"{name}={value}" for name, value in limits.items() if value is not None]
-    print(arguments.name, f"sha256:{hashlib.sha256(key.encode()).hexdigest()}", *words)
+    print(arguments.name, f"sha256:{hashed(key).hex()}", *words)
     print(f"The key of {arguments.name}: {key}", file=sys.stderr)
     return 0
