@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from draft_service.drafters import DraftModel
 from draft_service.drafters.lm import LmDrafter
+from draft_service.drafters.ngram import NgramDrafter
 from specdec.edge.telemetry import ReplicaMetrics, Telemetry
 from specdec.lm.loading import LoadedModel, load_model
 from specdec.lm.runner import Runner, Segment
+from tests.draft_service.wire import Served, serving
 from tests.tiny_models import make_tiny_model
+
+NewDrafter = Callable[..., LmDrafter]
 
 VOCAB = 32
 MAX_CONTEXT = 160
@@ -68,8 +73,15 @@ def metrics() -> ReplicaMetrics:
 
 
 @pytest.fixture
-def new_drafter(loaded: LoadedModel, metrics: ReplicaMetrics) -> Callable[..., LmDrafter]:
+def new_drafter(loaded: LoadedModel, metrics: ReplicaMetrics) -> NewDrafter:
     def make(*, kv_tokens: int = 4096, token_budget: int = 256) -> LmDrafter:
         return LmDrafter(Runner(loaded, kv_tokens), metrics, token_budget=token_budget)
 
     return make
+
+
+@pytest.fixture
+async def replica(new_drafter: NewDrafter) -> AsyncIterator[Served]:
+    """The tiny model first, n-gram beside it."""
+    async with serving({"lm": new_drafter(), "ngram": NgramDrafter(DraftModel())}) as served:
+        yield served

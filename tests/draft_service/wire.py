@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,14 +14,16 @@ from draft_service.drafters import Drafter
 from draft_service.lane import Lane
 from draft_service.service import DraftService
 from protos import draft_pb2_grpc
-from specdec.core.draft import DraftKind
+from specdec.core.draft import Draft, DraftKind
 from specdec.core.sampling import SamplingParams
 from specdec.edge.channel import open_channel
 from specdec.edge.draft_codec import decode_draft_reply, encode_draft_request
-from specdec.edge.messages import DraftReply, DraftRequest, OpenSession
+from specdec.edge.messages import DraftReply, DraftRequest, OpenSession, Refusal
 from specdec.edge.server import GrpcServer
 from specdec.edge.telemetry import ReplicaMetrics, Telemetry
 from tests.draft_service.jobs import GREEDY, ids
+
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.2)
 
 
 class Client:
@@ -88,3 +91,19 @@ async def serving(
             service.open(lanes)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
         yield Served(service, server, lanes, draft_pb2_grpc.DraftServiceStub(channel))
+
+
+def drafted(reply: DraftReply) -> Draft:
+    assert isinstance(reply.result, Draft), reply.result
+    return reply.result
+
+
+def refused(reply: DraftReply) -> Refusal:
+    assert isinstance(reply.result, Refusal), reply.result
+    return reply.result
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 (states of other threads, which signal nothing)
+            await asyncio.sleep(0.005)
