@@ -22,8 +22,8 @@ class Cycle:
     """What one cycle adds to the session, on its way to the store and then to the client.
 
     number: from 1; base: context length before it; ask: for whose draft, and how long; traceparent:
-    of its span; seconds: from the end of the cycle before it. alphas: exact alpha by judged position, () where it means
-    nothing (greedy, coupled)."""
+    of its span; seconds: from the end of the cycle before it; accept_seconds: of its last phase. alphas: exact alpha by
+    judged position, () where it means nothing (greedy, coupled)."""
 
     number: int
     base: int
@@ -35,6 +35,7 @@ class Cycle:
     alphas: tuple[float, ...]
     traceparent: str
     seconds: float
+    accept_seconds: float
 
     @property
     def num_draft_tokens(self) -> int:
@@ -102,7 +103,7 @@ class Cycle:
             names.NETWORK_US: int(1e6 * max(0.0, self.verified.seconds - _compute_seconds(timing))),
         }
 
-    def record(self, metrics: CoordinatorMetrics, accept_seconds: float) -> None:
+    def record(self, metrics: CoordinatorMetrics) -> None:
         metrics.cycles.add()
         if self.num_draft_tokens:
             metrics.num_drafts.add()
@@ -121,7 +122,7 @@ class Cycle:
         if self.ask.k:
             metrics.phase_seconds.record(self.drafted.seconds, phase="draft")
         metrics.phase_seconds.record(self.verified.seconds, phase="verify")
-        metrics.phase_seconds.record(accept_seconds, phase="accept")
+        metrics.phase_seconds.record(self.accept_seconds, phase="accept")
         metrics.cycle_seconds.record(self.seconds)
 
 

@@ -117,11 +117,12 @@ class Generation:
                 alphas=alphas,
                 traceparent=traceparent(span),
                 seconds=now - self._cycle_end,
+                accept_seconds=now - judged,
             )
             self._cycle_end = now
             if span.is_recording():
                 span.set_attributes(cycle.attributes())
-        self._count(cycle, now - judged)
+        self._count(cycle)
         return cycle
 
     async def _verify(self, drafted: Drafted, number: int, trace: str, tasks: asyncio.TaskGroup) -> Verified:
@@ -147,7 +148,7 @@ class Generation:
         noise = uniforms(self._record.turn.seed, base, Purpose.ACCEPT, draft.tree.num_nodes)
         return rule(draft, verified.verification, noise)
 
-    def _count(self, cycle: Cycle, accept_seconds: float) -> None:
+    def _count(self, cycle: Cycle) -> None:
         stats = self.stats
         if cycle.number == 1:
             stats.cached_tokens = cycle.base - cycle.verified.timing.computed_tokens
@@ -157,7 +158,6 @@ class Generation:
         stats.verify_seconds += cycle.verified.seconds
         if cycle.drafted.fallback is not None:
             stats.fell_back(cycle.drafted.fallback)
-        cycle.record(self._metrics, accept_seconds)
         if self._fixed_k is None:
             self._learning.observe(cycle.outcome())
 
@@ -170,6 +170,7 @@ class Generation:
             now = self._clock()
             self.stats.commit_seconds += now - start
             self._metrics.phase_seconds.record(now - start, phase="commit")
+            cycle.record(self._metrics)  # here, while the next cycle is on its way, and not between the two
             self._metrics.num_emitted_tokens.add(len(cycle.emission.token_ids))
             self.stats.emitted(len(cycle.emission.token_ids), now)
             await self._emit(cycle)
