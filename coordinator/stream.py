@@ -116,7 +116,8 @@ class CycleStream:
     async def _read(self) -> None:
         lost = ReplicaLost(f"{self.replica.address}: the call was cancelled")
         try:
-            async for reply in self._call:
+            # Not `async for`: a call that is left would hold its own iterator, and that the call.
+            while (reply := await self._call.read()) is not grpc.aio.EOF:
                 self.bytes_received += reply.ByteSize()
                 future = self._waiting.get(reply.cycle)
                 if future is not None and not future.done():

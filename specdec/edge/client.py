@@ -168,7 +168,8 @@ class Client:
         stub = self._stub
         call = stub.Generate(request, timeout=left, metadata=self._metadata)
         try:
-            async for response in call:
+            # Not `async for`: a call that is left half-way would hold its own iterator, which holds it and its socket.
+            while (response := await call.read()) is not grpc.aio.EOF:
                 event = response.WhichOneof("event")
                 if event is not None:
                     yield getattr(response, event)

@@ -180,11 +180,11 @@ async def test_two_hundred_clients_that_leave_at_random_moments(
 @pytest.mark.parametrize("whose", ["the client's", "the server's"])
 async def test_a_deadline_ends_the_work_inside(tmp_path: Path, whose: str) -> None:
     """B104: the verifier hangs; the client hears DEADLINE_EXCEEDED, and the replicas' streams are gone."""
-    settings = {"request_timeout": 0.3} if whose == "the server's" else {}
-    deadline = {"deadline": 0.3} if whose == "the client's" else {}
+    settings = {"request_timeout": 1.0} if whose == "the server's" else {}
+    deadline = {"deadline": 1.0} if whose == "the client's" else {}
     async with rig(tmp_path, **settings) as r:
         r.target.script = silent
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(10):
             with pytest.raises(DeadlineExceeded):
                 await r.stack.generate(**LONG, **deadline)
         await r.is_clean()
@@ -236,10 +236,13 @@ async def test_a_cancelled_generation_is_gone_without_a_collection_of_garbage(tm
     folder = letters_folder(tmp_path / "m", 5)
 
     def alive() -> int:
-        return sum(type(each) in (Choice, Generation, CycleStream) for each in gc.get_objects())
+        """The calls among them are the client's own and those to replicas."""
+        kinds = (Choice, Generation, CycleStream, grpc.aio.UnaryStreamCall, grpc.aio.StreamStreamCall)
+        return sum(issubclass(type(each), kinds) for each in gc.get_objects())
 
     async with stack(folder, [scripted_target(MARKOV_5, folder)], [scripted_drafter(MARKOV_5_DRAFT, folder)]) as s:
         gc.collect()
+        before = alive()  # pools watch their replicas
         gc.disable()
         try:
             for _ in range(3):
@@ -248,6 +251,6 @@ async def test_a_cancelled_generation_is_gone_without_a_collection_of_garbage(tm
                         if isinstance(event, Chunk) and event.offset > 5:
                             break
                 await until(lambda: s.active == 0)
-            await until(lambda: alive() == 0)
+            await until(lambda: alive() == before)
         finally:
             gc.enable()
