@@ -50,9 +50,9 @@ class Wiring:
 
 
 class Choice:
-    """max_context, max_k: what every verifier takes; trace: traceparent of the request's span; began: when the request
-    came, by the loop's clock; cache_salt: only sessions of one salt share cached keys and values. sent: output tokens
-    given to the client so far; finish: None until the turn has ended."""
+    """max_context, max_k: what every verifier takes; trace: traceparent of the request's span; began, until: when the
+    request came and when it must be over, by the loop's clock; cache_salt: only sessions of one salt share cached keys
+    and values. sent: output tokens given to the client so far; finish: None until the turn has ended."""
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class Choice:
         max_k: int,
         trace: str,
         began: float,
+        until: float,
         cache_salt: bytes = b"",
     ) -> None:
         self.record = opened.record
@@ -76,6 +77,7 @@ class Choice:
         self._max_k = max_k
         self._trace = trace
         self._began = began
+        self._until = until
         self._cache_salt = cache_salt
         self._stop = ""
         # Where verifiers have become smaller since the turn began, what it has is kept all the same.
@@ -132,10 +134,10 @@ class Choice:
             features.wanted = fixed_k > 0
         turn = record.turn
         first = OpenSession(record.session_id, turn.params, turn.seed, record.turn_start, cache_salt=self._cache_salt)
-        draft_limits = DraftLimits(config.draft_timeout, config.support, vocab_size)
+        draft_limits = DraftLimits(config.draft_timeout, config.support, vocab_size, self._until)
         open_drafting = partial(Drafting, wiring.drafters, record.turn, first, draft_limits, features)
         sources = Sources(wiring.served, record.turn.drafter, open_drafting, features)
-        verify_limits = VerifyLimits(config.verify_timeout, config.failover_timeout, vocab_size)
+        verify_limits = VerifyLimits(config.verify_timeout, config.failover_timeout, vocab_size, self._until)
         verifying = Verifying(wiring.targets, record.turn, first, record.fingerprint, verify_limits, features)
         generation = Generation(
             record,

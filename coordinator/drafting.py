@@ -9,7 +9,7 @@ from functools import partial
 
 from coordinator.context import Context
 from coordinator.features import SessionFeatures
-from coordinator.pace import Pace
+from coordinator.pace import Pace, budget_us
 from coordinator.pool import Pool
 from coordinator.redraw import redrawn
 from coordinator.stream import OVERLOADED, CycleStream, Exchange, ReplicaLate
@@ -54,11 +54,13 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True)
 class DraftLimits:
-    """timeout: seconds a draft may take before anything is known about the drafter; support: M."""
+    """timeout: seconds a draft may take before anything is known about the drafter; support: M; until: when the request
+    must be over, by the loop's clock."""
 
     timeout: float
     support: int
     vocab_size: int
+    until: float
 
 
 class Drafting:
@@ -174,6 +176,7 @@ class Drafting:
         assert stream is not None, "asked without a stream"
         budget = self._pace.budget(self._limits.timeout, GRACE, PATIENCE)
         opening = replace(self._opening, drafter=self.drafter)
+        told = budget_us(0.8 * budget, self._limits.until, asyncio.get_running_loop().time())
 
         def build(offset: int, first: bool) -> DraftRequest:
             return DraftRequest(
@@ -183,7 +186,7 @@ class Drafting:
                 num_draft_tokens=min(k, stream.replica.info.max_nodes),
                 kind=DraftKind.SAMPLED if self._turn.sampled else DraftKind.CHOSEN,
                 support=self._limits.support,
-                budget_us=int(budget * 0.8e6),
+                budget_us=told,
                 traceparent=traceparent,
                 open=opening if first else None,
                 features=self._unsent(stream, opening.drafter, offset),

@@ -21,3 +21,8 @@ class Pace:
         """Seconds for the next message, at most `limit`: a replica that is only so late is worth more than its
         absence."""
         return limit if self.typical is None else min(limit, grace + patience * self.typical)
+
+
+def budget_us(budget: float, until: float, now: float) -> int:
+    """Microseconds that a replica is told it has: no more than what is left of the request. until, now: seconds."""
+    return max(1, int(1e6 * min(budget, until - now)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,11 @@ class Writer:
         self._call = call
         self._used = used
         self._lock = asyncio.Lock()
+
+    def time_remaining(self) -> float:
+        """Seconds until the caller's deadline."""
+        left = self._call.time_remaining()
+        return math.inf if left is None else float(left)
 
     async def write(self, event: pb.Started | pb.Chunk | pb.Complete) -> None:
         """Waits for a client that reads slowly. Raises grpc.aio.BaseError where it has gone."""

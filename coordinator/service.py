@@ -139,6 +139,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 max_k=max_k,
                 trace=traceparent(span),
                 began=began,
+                until=self._until(writer, began),
                 cache_salt=caller.cache_salt,
             )
             choices.append(choice)
@@ -151,6 +152,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         finally:
             if choices and span.is_recording():
                 span.set_attributes(_outcome_attributes(choices))
+
+    def _until(self, writer: Writer, began: float) -> float:
+        """When nobody wants any more of the request, by the loop's clock: the caller's deadline or our own."""
+        now = asyncio.get_running_loop().time()
+        return min(began + self._wiring.config.request_timeout, now + writer.time_remaining())
 
     def _limits(self) -> Limits:
         return Limits(self._max_context(), self._wiring.config.max_draft_tokens, self._served_drafters())

@@ -10,7 +10,7 @@ from functools import partial
 from coordinator.context import Context
 from coordinator.features import SessionFeatures
 from coordinator.judging import form_of
-from coordinator.pace import Pace
+from coordinator.pace import Pace, budget_us
 from coordinator.pool import Pool
 from coordinator.stream import OVERLOADED, CycleStream, Exchange
 from coordinator.turn import Turn
@@ -45,11 +45,13 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class VerifyLimits:
-    """timeout: seconds for one message; failover: seconds to wait for another verifier when none is ready."""
+    """timeout: seconds for one message; failover: seconds to wait for another verifier when none is ready; until: when
+    the request must be over, by the loop's clock."""
 
     timeout: float
     failover: float
     vocab_size: int
+    until: float
 
 
 class Verifying:
@@ -154,6 +156,7 @@ class Verifying:
     ) -> VerifyReply:
         form, info, budget = form_of(self._turn, draft), stream.replica.info, self._budget()
         layers = self._features.layers_for(info)
+        told = budget_us(budget, self._limits.until, asyncio.get_running_loop().time())
 
         def build(offset: int, first: bool) -> VerifyRequest:
             first |= layers != self._told_layers
@@ -166,7 +169,7 @@ class Verifying:
                 form=form,
                 supports=tuple(law.ids for law in draft.laws) if form is VerifyForm.PQ else (),
                 want_child_p=self._measures_alpha(draft),
-                budget_us=int(budget * 1e6),
+                budget_us=told,
                 traceparent=traceparent,
                 open=replace(self._opening, feature_layers=layers) if first else None,
             )

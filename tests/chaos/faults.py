@@ -1,5 +1,5 @@
 """What can go wrong, each as it happens to a cluster at work. A fault heals itself before it returns, but for processes
-that take a while to come back: those are awaited by `Scene.healthy`."""
+that take a while to come back: those are awaited by `Scene.healthy`. It returns False where it found nothing to do."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 
+from tests.chaos.liar import DRAFTER_LIES, VERIFIER_LIES, Lie
 from tests.chaos.scene import Member, Scene
 
-Fault = Callable[[Scene, Member], Awaitable[None]]  # the coordinator that serves the generation
+Fault = Callable[[Scene, Member], Awaitable[bool | None]]  # the coordinator that serves the generation
 
 FROZEN = 3.0  # seconds
+LIED = 5.0  # seconds in which one should have been told
 
 
 async def _one_of(scene: Scene, members: Sequence[Member]) -> Member:
@@ -38,6 +40,34 @@ def _frozen(role: str) -> Fault:
             member.signal(signal.SIGCONT)
 
     return fault
+
+
+def _lying(role: str, lie: Lie) -> Fault:
+    """All of the pool are found behind liars, until the first lie is told."""
+
+    async def fault(scene: Scene, coordinator: Member) -> bool:
+        clock = asyncio.get_running_loop().time
+        scene.deceit.begin(lie)
+        until = clock() + LIED
+        _lead(scene, role, lambda member: member.liar)
+        while not scene.deceit.told and clock() < until:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        scene.deceit.lie = None
+        _lead(scene, role, lambda member: member.port)
+        return bool(scene.deceit.told)
+
+    return fault
+
+
+def _lead(scene: Scene, role: str, where: Callable[[Member], int]) -> None:
+    for member in getattr(scene, role):
+        member.proxy.behind = where(member)
+        member.proxy.cut()
+
+
+async def _redis_fails_over(scene: Scene, coordinator: Member) -> None:
+    """The last writes are lost with it."""
+    await scene.fail_over(0.05)
 
 
 async def _verifier_cut(scene: Scene, coordinator: Member) -> None:
@@ -120,11 +150,14 @@ FAULTS: dict[str, Fault] = {
     "verifiers: slow network": _verifiers_slow,
     "redis: connections cut": _redis_cut,
     "redis: slow network": _redis_slow,
+    "redis: failover": _redis_fails_over,
     "redis: killed and empty again": _redis_restarted,
     "redis: SIGSTOP": _redis_frozen,
     "redis: memory full": _redis_full,
     "redis: KV evicted": _blocks_evicted,
     "redis: KV damaged": _blocks_damaged,
+    **{f"verifier lies: {name}": _lying("verifiers", lie) for name, lie in VERIFIER_LIES.items()},
+    **{f"drafter lies: {name}": _lying("drafters", lie) for name, lie in DRAFTER_LIES.items()},
 }
 # Without processes that take long to come back: their ends have tests of their own (tests/end_to_end).
 SHORT = tuple(kind for kind in FAULTS if not kind.startswith(("verifier: kill", "verifier: SIGT", "drafter: ")))

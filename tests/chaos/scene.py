@@ -1,5 +1,5 @@
 """Two coordinators, two drafters and three verifiers as processes, over a real Redis, on a tiny model; a proxy before
-every verifier and before Redis. Whoever dies can be started again at the same address."""
+every replica and before Redis. Whoever dies can be started again at the same address."""
 
 from __future__ import annotations
 
@@ -18,23 +18,27 @@ from specdec.edge.client import Client
 from specdec.edge.cluster import free_ports
 from specdec.edge.cores import usable_cores
 from specdec.edge.process import ChildProcess
+from tests.chaos.liar import Deceit, lying
 from tests.coordinator.store.proxy import Proxy, proxied
 from tests.metrics import page, total
 from tests.redis_server import RedisProcess
 
 VERIFIERS, DRAFTERS, COORDINATORS = 3, 2, 2
+REPLICATED = ("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0")
 PATIENCE = 90.0  # seconds for a process to serve again
 
 
 @dataclass
 class Member:
-    """port: its own; address: where others find it, before or behind a proxy."""
+    """port: its own; address: where others find it, before or behind a proxy; liar: port of one that stands before it
+    where the proxy is told to go there."""
 
     process: ChildProcess
     port: int
     metrics_port: int
     address: str = ""
     proxy: Proxy | None = None
+    liar: int = 0
 
     @property
     def pid(self) -> int:
@@ -67,7 +71,7 @@ class Scene:
 
     async def __aenter__(self) -> Self:
         async with self._exits as exits:
-            self.redis = exits.enter_context(RedisProcess())
+            self.redis = exits.enter_context(RedisProcess(*REPLICATED))
             self.redis_proxy = await exits.enter_async_context(proxied(self.redis.port))
             store = f"redis://127.0.0.1:{self.redis_proxy.port}/0"
             ports = iter(free_ports(2 * (VERIFIERS + DRAFTERS + COORDINATORS)))
@@ -88,13 +92,15 @@ class Scene:
 
             target = ("--threads", "1", "--tune-seconds", "0", "--kv-store-url", store, "--drain-grace", "5")
             self.verifiers = [member(f"verifier-{i}", "target_service", *target) for i in range(VERIFIERS)]
-            for verifier in self.verifiers:
-                verifier.proxy = await exits.enter_async_context(proxied(verifier.port))
-                verifier.address = f"127.0.0.1:{verifier.proxy.port}"
+            draft = ("--drafters", "suffix,lm", "--num-layers", "2", "--dtype", "float32", "--threads", "1")
             self.drafters = [
-                member(f"drafter-{i}", "draft_service", "--drafters", "suffix", "--drain-grace", "2")
-                for i in range(DRAFTERS)
+                member(f"drafter-{i}", "draft_service", *draft, "--drain-grace", "2") for i in range(DRAFTERS)
             ]
+            self.deceit = Deceit()
+            for replica in (*self.verifiers, *self.drafters):
+                replica.proxy = await exits.enter_async_context(proxied(replica.port))
+                replica.liar = await exits.enter_async_context(lying(replica.port, self.deceit))
+                replica.address = f"127.0.0.1:{replica.proxy.port}"
             addresses = (
                 *("--target-addresses", ",".join(m.address for m in self.verifiers)),
                 *("--draft-addresses", ",".join(m.address for m in self.drafters)),
@@ -143,6 +149,22 @@ class Scene:
                 return False
             return info.ready_verifiers == VERIFIERS and info.ready_drafters == DRAFTERS
 
+    async def fail_over(self, lost: float) -> None:
+        """Redis dies `lost` seconds after its replica has heard from it for the last time, and that takes its place."""
+        old = self.redis
+        following = (*REPLICATED, "--replicaof", "127.0.0.1", str(old.port))
+        new = await asyncio.to_thread(self._exits.enter_context, RedisProcess(*following))
+        async with asyncio.timeout(PATIENCE):
+            while new.admin.info("replication")["master_link_status"] != "up":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        new.pause()
+        await asyncio.sleep(lost)
+        old.kill()
+        new.resume()
+        await asyncio.to_thread(new.command, "REPLICAOF", "NO", "ONE")
+        self.redis, self.redis_proxy.behind = new, new.port
+        self.redis_proxy.cut()
+
     async def left_behind(self, within: float = 20.0) -> dict[str, float]:
         """What is still held so many seconds after all is over, {} if nothing is: streams, KV in use, keys that would
         never go."""
@@ -151,6 +173,11 @@ class Scene:
         while (held := await asyncio.to_thread(self._held)) and clock() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
         return held
+
+    def memory(self) -> dict[str, int]:
+        """Resident bytes of every process."""
+        page_size = os.sysconf("SC_PAGE_SIZE")
+        return {m.name: page_size * int(Path(f"/proc/{m.pid}/statm").read_text().split()[1]) for m in self.members}
 
     def descriptors(self) -> dict[str, int]:
         """Open files and sockets of every process."""

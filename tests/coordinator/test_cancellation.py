@@ -192,6 +192,19 @@ async def test_a_deadline_ends_the_work_inside(tmp_path: Path, whose: str) -> No
         await r.serves()
 
 
+@pytest.mark.scenario("B104")
+async def test_replicas_are_told_no_more_time_than_the_request_has_left(tmp_path: Path) -> None:
+    """B104: a budget shrinks on its way. The first message of a stream has it whole."""
+    firsts = []
+    async with rig(tmp_path, verify_timeout=60.0, draft_timeout=60.0) as r:
+        for deadline in ({}, {"deadline": 20.0}):
+            before = len(r.target.requests), len(r.drafter.requests)
+            await r.stack.generate(token_ids=[1], max_tokens=8, num_draft_tokens=2, **deadline)
+            firsts.append((r.target.requests[before[0]][1].budget_us, r.drafter.requests[before[1]][1].budget_us))
+    assert firsts[0] == (60e6, 48e6)
+    assert min(firsts[1]) > 0 and max(firsts[1]) <= 21e6, firsts[1]
+
+
 @pytest.mark.scenario("B86")
 async def test_a_cleanup_that_takes_its_time_still_happens(tmp_path: Path) -> None:
     """B86: the store answers the release late; until then the session is not free, then it is."""

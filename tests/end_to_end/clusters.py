@@ -72,9 +72,10 @@ def transformers_greedy(folder: Path, prompt: list[int], tokens: int) -> list[in
     return [int(i) for i in out[0, len(prompt) :]]
 
 
-def transformers_logits(folder: Path, contexts: Sequence[Sequence[int]]) -> torch.Tensor:
-    """float32[n, V]: logits behind each of n contexts of equal length."""
+def transformers_logits(folder: Path, contexts: Sequence[Sequence[int]], every: bool = False) -> torch.Tensor:
+    """float32[n, V]: logits behind each of n contexts of equal length; every: float32[n, length, V], behind each of
+    their tokens."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.inference_mode():
-        logits: torch.Tensor = model(torch.tensor(contexts)).logits[:, -1]
-    return logits
+        logits: torch.Tensor = model(torch.tensor(contexts)).logits
+    return logits if every else logits[:, -1]
