@@ -11,6 +11,7 @@ from prometheus_client.core import Metric
 from specdec.core.errors import ConfigError
 from specdec.edge import telemetry as names
 from specdec.edge.telemetry import CoordinatorMetrics, ReplicaMetrics, Telemetry
+from tests.metrics import use_all
 
 CONTRACT = {
     "specdec_num_drafts_total",
@@ -23,6 +24,14 @@ CONTRACT = {
     "specdec_fallbacks_total",
     "specdec_phase_seconds",
     "specdec_cycle_seconds",
+    "specdec_network_seconds",
+    "specdec_num_rejected_tokens_per_pos_total",
+    "specdec_drafter_drafts_total",
+    "specdec_drafter_draft_tokens_total",
+    "specdec_drafter_accepted_tokens_total",
+    "specdec_drafter_judged_tokens_total",
+    "specdec_requests_total",
+    "specdec_finishes_total",
     "specdec_exact_alpha",
     "specdec_quarantines_total",
     "specdec_excluded_replicas",
@@ -42,14 +51,6 @@ CONTRACT = {
     "specdec_rows_total",
     "specdec_draws_total",
 }
-
-
-def use_all(metrics: CoordinatorMetrics | ReplicaMetrics) -> None:
-    """One call of each instrument, with the labels it declares."""
-    for instrument in vars(metrics).values():
-        labels = dict.fromkeys(instrument._labels, "x")
-        method = next(m for m in ("add", "record", "set") if hasattr(instrument, m))
-        getattr(instrument, method)(1, **labels)
 
 
 def families(scrape: str) -> set[str]:
