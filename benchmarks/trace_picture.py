@@ -104,7 +104,7 @@ def _legend() -> list[Any]:
 def _draw_cycles(axes: Any, cycles: Sequence[TracedCycle], shown: Bar) -> None:
     def bar(lane: int, span: Bar, name: str, hatch: str | None = None) -> None:
         axes.barh(
-            lane, span.length, left=span.begin, height=0.7, color=COLOURS[name], edgecolor="black", linewidth=0.6,
+            lane, span.length, left=span.begin, height=0.66, color=COLOURS[name], edgecolor="black", linewidth=0.6,
             hatch=hatch,
         )  # fmt: skip
 
@@ -154,7 +154,7 @@ def _annotate_seam(axes: Any, one: TracedCycle, other: TracedCycle) -> None:
     accept, committed = one.phases["accept"], one.phases["commit"]
     beside(VERIFIER, one.ways[-1], "the verification's way back")
     axes.annotate(
-        f"specdec.accept, {accept.length:.2f} ms", ((accept.begin + accept.end) / 2, PHASES - 0.5), fontsize=11,
+        f"specdec.accept, {accept.length:.2f} ms", ((accept.begin + accept.end) / 2, PHASES + 0.5), fontsize=11,
         ha="center", va="center",
     )  # fmt: skip
     beside(COMMIT, committed, "beside the next draft: specdec.commit,\nat whose end the tokens go out", left=True)
