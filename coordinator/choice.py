@@ -101,7 +101,7 @@ class Choice:
                     stats, traffic = await self._generate(learning)
             assert self._output.finish is not None, "a generation that returns has ended its turn"
             usage = self._usage(stats)
-            self._measure(usage, stats)
+            self._measure(usage, stats, self._output.finish)
             message = stats.message(*traffic)
             message.lossy = self.record.turn.lossy
             await self._writer.write(complete(self._index, self._output.finish, self._stop, usage, message))
@@ -177,8 +177,10 @@ class Choice:
             cached_tokens=max(0, min(stats.cached_tokens, prompt_tokens)),
         )
 
-    def _measure(self, usage: pb.Usage, stats: Stats) -> None:
+    def _measure(self, usage: pb.Usage, stats: Stats, finish: str) -> None:
         metrics = self._wiring.metrics
+        if stats.cycles:  # a turn that is only sent again has ended before
+            metrics.finishes.add(reason=finish)
         metrics.prompt_tokens.add(usage.prompt_tokens)
         metrics.cached_tokens.add(usage.cached_tokens)
         if stats.emitted_tokens:

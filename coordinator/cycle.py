@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.drafting import Drafted
+from coordinator.drafting import NO_TIMING, Drafted
 from coordinator.sources import Ask
 from coordinator.stopping import Emission
 from coordinator.verifying import Verified
@@ -72,8 +72,8 @@ class Cycle:
             draft_seconds=draft if usual and caught_up else None,
             verify_seconds=verify if usual else None,
             verify_queue=timing.queue_us / 1e6,
-            draft_network=max(0.0, self.drafted.seconds - draft),
-            verify_network=max(0.0, self.verified.seconds - verify),
+            draft_network=_network_seconds(self.drafted.seconds, self.drafted.timing),
+            verify_network=_network_seconds(self.verified.seconds, timing),
             batch=max(1, timing.batch_size),
             batch_rows=timing.batch_rows,
             draft_batch=max(1, self.drafted.timing.batch_size),
@@ -100,7 +100,7 @@ class Cycle:
             names.BATCH_SIZE: timing.batch_size,
             names.QUEUE_US: timing.queue_us,
             names.COMPUTE_US: timing.compute_us,
-            names.NETWORK_US: int(1e6 * max(0.0, self.verified.seconds - _compute_seconds(timing))),
+            names.NETWORK_US: int(1e6 * _network_seconds(self.verified.seconds, timing)),
         }
 
     def record(self, metrics: CoordinatorMetrics) -> None:
@@ -109,6 +109,7 @@ class Cycle:
             metrics.num_drafts.add()
             metrics.num_draft_tokens.add(self.num_draft_tokens)
             metrics.num_accepted_tokens.add(self.num_accepted)
+            self._record_drafter(metrics)
         for position in range(self.num_accepted):
             metrics.num_accepted_tokens_per_pos.add(position=position)
         if self.emission.cut_tokens:
@@ -124,8 +125,32 @@ class Cycle:
         metrics.phase_seconds.record(self.verified.seconds, phase="verify")
         metrics.phase_seconds.record(self.accept_seconds, phase="accept")
         metrics.cycle_seconds.record(self.seconds)
+        self._record_network(metrics)
+
+    def _record_drafter(self, metrics: CoordinatorMetrics) -> None:
+        """Nothing accepted is recorded too: a drafter that never is has its series, and can be seen to be at 0."""
+        drafter = self.judged_drafter
+        metrics.drafter_drafts.add(drafter=drafter)
+        metrics.drafter_draft_tokens.add(self.num_draft_tokens, drafter=drafter)
+        metrics.drafter_accepted_tokens.add(self.num_accepted, drafter=drafter)
+        metrics.drafter_judged_tokens.add(self.num_reached, drafter=drafter)
+        if self.num_reached > self.num_accepted:
+            metrics.num_rejected_tokens_per_pos.add(position=self.num_accepted)
+
+    def _record_network(self, metrics: CoordinatorMetrics) -> None:
+        """Of phases in which one replica answered: no draft of the coordinator's own, no time lost to a failover."""
+        for phase, taken, timing, whole in (
+            ("draft", self.drafted.seconds, self.drafted.timing, self.drafted.timing is not NO_TIMING),
+            ("verify", self.verified.seconds, self.verified.timing, self.verified.attempts == 1),
+        ):
+            if whole:
+                metrics.network_seconds.record(_network_seconds(taken, timing), phase=phase)
 
 
 def _compute_seconds(timing: Timing) -> float:
     """What the replica accounts for itself: waiting and computing."""
     return (timing.queue_us + timing.compute_us) / 1e6
+
+
+def _network_seconds(seconds: float, timing: Timing) -> float:
+    return max(0.0, seconds - _compute_seconds(timing))

@@ -27,11 +27,29 @@ from coordinator.tokenizer import TextCodec
 from coordinator.turn_request import VERIFICATIONS, Limits
 from protos import generation_pb2 as pb
 from protos import generation_pb2_grpc
-from specdec.core.errors import DeadlineExceeded, ResourceExhausted
+from specdec.core.errors import (
+    Aborted,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    SpecdecError,
+    Unauthenticated,
+)
 from specdec.edge import telemetry as names
 from specdec.edge.config import describe
+from specdec.edge.errors import leaves
 from specdec.edge.tasks import TaskGroup
 from specdec.edge.telemetry import Attributes, CoordinatorMetrics, Telemetry, traceparent
+
+# Of a call that ended in nothing but these; anything else is an error. Whoever was superseded goes on at another
+# coordinator, and what callers do wrong is not ours to answer for.
+OUTCOMES: Mapping[str, type[SpecdecError] | tuple[type[SpecdecError], ...]] = {
+    "cancelled": Aborted,
+    "refused": (FailedPrecondition, InvalidArgument, NotFound, Unauthenticated),
+    "overloaded": ResourceExhausted,
+}
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
@@ -83,6 +101,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         metadata = _metadata(context)
         caller = self._keys.caller(metadata.get("authorization"))
         if self._active >= self._wiring.config.max_streams:
+            self._wiring.metrics.requests.add(outcome="overloaded")
             raise ResourceExhausted(f"{self._active} generations are running: the limit is max_streams")
         with self._quota.stream(caller) as used:
             await self._counted(request, context, caller, used, metadata.get("traceparent"))
@@ -98,7 +117,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     span.set_attributes(self._request_attributes(request))
                 await self._in_time(self._serve(request, Writer(context, used), span, began, caller, used))
         except BaseException as error:
-            outcome = "cancelled" if _is_departure(error) else "error"
+            outcome = _outcome(error)
             raise
         finally:
             self._active -= 1
@@ -206,6 +225,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
 def _metadata(context: Any) -> dict[str, str]:
     return dict(context.invocation_metadata() or ())
+
+
+def _outcome(error: BaseException) -> str:
+    if _is_departure(error):
+        return "cancelled"
+    found = list(leaves(error))
+    return next((name for name, kind in OUTCOMES.items() if all(isinstance(e, kind) for e in found)), "error")
 
 
 def _is_departure(error: BaseException) -> bool:

@@ -154,18 +154,19 @@ async def error_boundary(context: Context, method: str) -> AsyncIterator[None]:
 def _answer(error: Exception, method: str) -> grpc.Status:
     """A task group's ExceptionGroup counts as its first member, unless a bug is among them. gRPC's own errors are
     writes to a peer that has gone, heard of before the cancellation: nobody is left to read the status."""
-    leaves = [leaf for leaf in _leaves(error) if not isinstance(leaf, grpc.aio.BaseError)]
-    bug = next((leaf for leaf in leaves if not isinstance(leaf, SpecdecError)), None)
-    if bug is None and leaves:
-        return to_status(leaves[0])
+    found = [leaf for leaf in leaves(error) if not isinstance(leaf, grpc.aio.BaseError)]
+    bug = next((leaf for leaf in found if not isinstance(leaf, SpecdecError)), None)
+    if bug is None and found:
+        return to_status(found[0])
     if bug is not None:
         _log.error("%s failed", method, exc_info=error)
     return internal_status()
 
 
-def _leaves(error: BaseException) -> Iterator[Any]:
+def leaves(error: BaseException) -> Iterator[Any]:
+    """The errors that a group of them holds, or the one."""
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions:
-            yield from _leaves(member)
+            yield from leaves(member)
     else:
         yield error

@@ -80,7 +80,8 @@ _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class CoordinatorMetrics:
-    """phase: draft, verify, accept, commit. position: 0 for the first draft token. role: draft, target."""
+    """phase: draft, verify, accept, commit. position: 0 for the first draft token. role: draft, target. drafter: a name
+    that replicas serve. Only a handful of values each: every one is a series."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         counter, gauge, histogram = telemetry.counter, telemetry.gauge, telemetry.histogram
@@ -89,6 +90,21 @@ class CoordinatorMetrics:
         self.num_accepted_tokens = counter("specdec_num_accepted_tokens_total", "draft tokens accepted")
         self.num_accepted_tokens_per_pos = counter(
             "specdec_num_accepted_tokens_per_pos_total", "draft tokens accepted, by position", ["position"]
+        )
+        self.num_rejected_tokens_per_pos = counter(
+            "specdec_num_rejected_tokens_per_pos_total", "drafts refused, by the position where", ["position"]
+        )
+        self.drafter_drafts = counter("specdec_drafter_drafts_total", "drafts verified, by drafter", ["drafter"])
+        self.drafter_draft_tokens = counter(
+            "specdec_drafter_draft_tokens_total", "draft tokens verified, by drafter", ["drafter"]
+        )
+        self.drafter_accepted_tokens = counter(
+            "specdec_drafter_accepted_tokens_total", "draft tokens accepted, by drafter", ["drafter"]
+        )
+        self.drafter_judged_tokens = counter(
+            "specdec_drafter_judged_tokens_total",
+            "positions at which a draft was judged, by drafter: accepted ones, and the one where it was refused",
+            ["drafter"],
         )
         self.num_emitted_tokens = counter("specdec_num_emitted_tokens_total", "tokens given to clients")
         self.cut_tokens = counter("specdec_cut_tokens_total", "tokens verified, then cut behind a stop or a limit")
@@ -99,6 +115,13 @@ class CoordinatorMetrics:
         self.fallbacks = counter("specdec_fallbacks_total", "cycles without their drafter's draft", ["cause"])
         self.phase_seconds = histogram(
             "specdec_phase_seconds", "time of one phase of a cycle", _SECONDS, ["phase"], "s"
+        )
+        self.network_seconds = histogram(
+            "specdec_network_seconds",
+            "time of a phase that the replica does not account for: network, and both processes' handling",
+            _SECONDS,
+            ["phase"],
+            "s",
         )
         self.cycle_seconds = histogram("specdec_cycle_seconds", "time of one cycle", _SECONDS, (), "s")
         self.exact_alpha = histogram(
@@ -118,7 +141,12 @@ class CoordinatorMetrics:
         self.active_streams = gauge("specdec_active_streams", "Generate calls in progress")
         self.resumes = counter("specdec_resumes_total", "turns taken up again by a client")
         self.reopens = counter("specdec_reopens_total", "sessions reopened on another replica", ["role", "reason"])
-        self.requests = counter("specdec_requests_total", "Generate calls ended, by finish or error", ["outcome"])
+        self.requests = counter(
+            "specdec_requests_total",
+            "Generate calls ended: ok, cancelled, refused (the caller's mistake), overloaded, error",
+            ["outcome"],
+        )
+        self.finishes = counter("specdec_finishes_total", "turns that came to their end", ["reason"])
         self.lossy_turns = counter(
             "specdec_lossy_turns_total", "turns under typical acceptance: their output does not have the target's law"
         )

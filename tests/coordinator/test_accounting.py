@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from protos.generation_pb2 import Started
+from specdec.core.errors import DeadlineExceeded, InvalidArgument, NotFound, ResourceExhausted
 from specdec.core.planner import START
 from specdec.core.step_time import StepTimeTable
-from tests.fakes.scripted import Scripted
+from tests.fakes.scripted import Scripted, silent
 from tests.fakes.stack import Answer, Stack, scripted_drafter, scripted_target, stack, until
 from tests.fakes.tables import FIRST_LETTER, MARKOV_5, MARKOV_5_DRAFT, counter, letters_folder
 
@@ -63,6 +65,13 @@ def scrape_says_the_same(s: Stack, answers: Sequence[Answer]) -> None:
         there = [answer.stats.accepted_per_position for answer in answers]
         counted = sum(row[position] for row in there if len(row) > position)
         assert s.metric("specdec_num_accepted_tokens_per_pos_total", position=str(position)) == counted
+        there = [answer.stats.reached_per_position for answer in answers]
+        judged = sum(row[position] for row in there if len(row) > position)
+        assert s.metric("specdec_num_rejected_tokens_per_pos_total", position=str(position)) == judged - counted
+    for field in ("drafts", "draft_tokens", "accepted_tokens"):
+        assert s.metric(f"specdec_drafter_{field}_total", drafter="lm") == s.metric(TOTALS[field]), field
+    reached = sum(sum(answer.stats.reached_per_position) for answer in answers)
+    assert s.metric("specdec_drafter_judged_tokens_total", drafter="lm") == reached
     assert s.metric("specdec_metric_failures_total") == 0
 
 
@@ -131,6 +140,7 @@ async def test_tokens_cut_behind_the_end_have_their_own_counter(
         )
         scrape_says_the_same(s, [answer])
         assert s.metric("specdec_prompt_tokens_total") == 1
+        assert s.metric("specdec_finishes_total", reason="length" if stop is None else "stop") == 1
     assert answer.complete is not None
     assert (len(answer.ids), answer.stats.cut_tokens) == (delivered, cut)
     assert answer.complete.usage.completion_tokens == delivered
@@ -153,6 +163,10 @@ async def test_times_bytes_and_requests_are_measured_once_per_request(tmp_path: 
         phases = {p: s.metric("specdec_phase_seconds_count", phase=p) for p in ("draft", "verify", "accept", "commit")}
         assert set(phases.values()) == {answer.stats.cycles}
         assert s.metric("specdec_cycle_seconds_count") == answer.stats.cycles
+        assert s.metric("specdec_network_seconds_count", phase="verify") == answer.stats.cycles
+        assert s.metric("specdec_network_seconds_count", phase="draft") == answer.stats.drafts
+        taken, within = (s.metric(f"specdec_{what}_seconds_sum", phase="verify") for what in ("phase", "network"))
+        assert 0 < within < taken
     assert answer.stats.bytes_received == received
     assert answer.stats.bytes_sent > 0
     assert answer.stats.time_to_first_token > 0
@@ -161,25 +175,59 @@ async def test_times_bytes_and_requests_are_measured_once_per_request(tmp_path: 
     assert answer.complete.usage.cached_tokens == 0
 
 
+async def test_only_our_own_failures_are_counted_as_errors(tmp_path: Path) -> None:
+    """What a caller asks wrongly, and whom we are too full for, is told apart: an error budget is spent by neither's
+    fault alone."""
+    folder = letters_folder(tmp_path / "m", 5)
+    target = scripted_target(MARKOV_5, folder)
+    async with stack(folder, [target], max_streams=1, request_timeout=0.3) as s:
+        for wrong in ({"token_ids": [99]}, {"session_id": "nobody's", "received_tokens": 1}):
+            with pytest.raises((InvalidArgument, NotFound)):
+                await s.generate(**wrong)
+        target.script = silent
+        slow = asyncio.create_task(s.generate(token_ids=[1], max_tokens=4))
+        await until(lambda: s.active == 1)
+        with pytest.raises(ResourceExhausted):
+            await s.generate(token_ids=[1], max_tokens=4)
+        with pytest.raises(DeadlineExceeded):
+            await slow
+        counts = {o: s.metric("specdec_requests_total", outcome=o) for o in ("ok", "refused", "overloaded", "error")}
+    assert counts == {"ok": 0, "refused": 2, "overloaded": 1, "error": 1}
+
+
+async def test_a_draft_of_the_coordinators_own_crosses_no_network(tmp_path: Path) -> None:
+    folder = letters_folder(tmp_path / "m", 5)
+    drafter = scripted_drafter(MARKOV_5_DRAFT, folder)
+    async with stack(folder, [scripted_target(MARKOV_5, folder)], [drafter]) as s:
+        answer = await s.generate(token_ids=[1, 2, 1, 2, 1], max_tokens=20, num_draft_tokens=2, drafter="ngram")
+        assert s.metric("specdec_network_seconds_count", phase="verify") == answer.stats.cycles
+        assert s.metric("specdec_network_seconds_count", phase="draft") == 0
+        assert s.metric("specdec_drafter_drafts_total", drafter="ngram") == answer.stats.drafts > 0
+
+
 @pytest.mark.scenario("B113")
 async def test_counters_never_fall_whatever_becomes_of_requests(tmp_path: Path) -> None:
-    """B113: 120 requests that are rejected in part, cancelled, refused; no metric call fails."""
-    chance = random.Random(2)
+    """B113: 120 requests that are rejected in part, cancelled, refused, or name a session that another holds or has
+    ended; no metric call fails."""
+    chance, begun = random.Random(2), [""]
     folder = letters_folder(tmp_path / "m", 5)
     drafter = scripted_drafter(MARKOV_5_DRAFT, folder)
     async with stack(folder, [scripted_target(MARKOV_5, folder)], [drafter], max_streams=16) as s:
 
         async def one() -> None:
             fields: dict[str, Any] = {"token_ids": [1], "max_tokens": chance.randrange(1, 30), "top_p": 0.9}
+            fields["session_id"] = chance.choice(begun) if chance.random() < 0.2 else ""
             async with aclosing(s.client.generate(**fields, num_draft_tokens=chance.randrange(5))) as events:
-                async for _ in events:
+                async for event in events:
+                    if isinstance(event, Started):
+                        begun.append(event.session_id)
                     if chance.random() < 0.05:
                         return
 
         await asyncio.gather(*(one() for _ in range(120)), return_exceptions=True)
         await until(lambda: s.active == 0)
         assert s.metric("specdec_metric_failures_total") == 0
-        outcomes = {o: s.metric("specdec_requests_total", outcome=o) for o in ("ok", "cancelled")}
+        outcomes = {o: s.metric("specdec_requests_total", outcome=o) for o in ("ok", "cancelled", "overloaded")}
         assert min(outcomes.values()) > 0
         assert s.metric("specdec_num_accepted_tokens_total") <= s.metric("specdec_num_draft_tokens_total")
 
@@ -188,11 +236,12 @@ async def test_counters_never_fall_whatever_becomes_of_requests(tmp_path: Path) 
 async def test_a_metrics_backend_that_fails_costs_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """B113: the failure is counted, the answer is whole."""
 
-    def broken(*args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("the backend is away")
+    class Away(dict[Any, int]):
+        def __setitem__(self, *_: object) -> None:
+            raise RuntimeError("the backend is away")
 
     async with counting(tmp_path) as (s, _):
-        monkeypatch.setattr(s.servicer._wiring.metrics.cycles._inner, "add", broken)
+        monkeypatch.setattr(s.servicer._wiring.metrics.cycles, "_totals", Away({(): 0}))
         answer = await s.generate(token_ids=[1], max_tokens=20, temperature=0.0, num_draft_tokens=4)
         assert len(answer.ids) == 20
         assert s.metric("specdec_metric_failures_total") == answer.stats.cycles

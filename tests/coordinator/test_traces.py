@@ -9,6 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -18,7 +19,7 @@ from protos import generation_pb2_grpc
 from protos.generation_pb2 import Chunk
 from specdec.core.errors import DeadlineExceeded, InvalidArgument
 from specdec.edge import telemetry as names
-from specdec.edge.channel import open_channel
+from specdec.edge.channel import channel_options, open_channel
 from specdec.edge.client import build_request
 from tests.fakes.scripted import Request, Scripted, silent
 from tests.fakes.stack import Stack, scripted_drafter, scripted_target, stack, until
@@ -155,6 +156,34 @@ async def test_the_spans_of_a_cancelled_stream_are_finished(tmp_path: Path, when
     assert root.status.status_code is StatusCode.ERROR
     assert attribute(root, "error.type") in ("CANCELLED", "ExecuteBatchError")
     assert attribute(root, names.OUTPUT_TOKENS) >= delivered
+    every_message_belongs_to_a_finished_span(exporter, target, drafter)
+
+
+@pytest.mark.scenario("B120")
+@pytest.mark.parametrize("then", ["leaves", "runs out of its own time"])
+async def test_the_spans_of_a_stream_that_nobody_reads_are_finished(tmp_path: Path, then: str) -> None:
+    """B120: the window is full, a write waits, and the client goes: one request span, cancelled, and no token counted
+    that was not handed over."""
+    narrow = [*channel_options(), ("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 512)]
+    request = build_request(**{**FIELDS, "max_tokens": 4000})
+    async with (
+        traced(tmp_path) as (s, exporter, target, drafter),
+        grpc.aio.insecure_channel(s.address, options=narrow) as channel,
+    ):
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        call = stub.Generate(request, timeout=None if then == "leaves" else 0.5)
+        await until(lambda: len(target.requests) > 0)
+        await s.generate(**FIELDS)  # beside it, to its end: by then the window is full
+        if then == "leaves":
+            call.cancel()
+        await until(lambda: s.active == 0)
+    roots = named(exporter.get_finished_spans(), names.SPAN_GENERATE)
+    assert len(roots) == 2
+    (root,) = (span for span in roots if span.status.status_code is StatusCode.ERROR)
+    assert attribute(root, names.RESPONSE_FINISH_REASONS) == ("cancelled",)
+    cycles = named(by_trace(exporter)[ids(root)[0]], names.SPAN_CYCLE)
+    emitted = [attribute(c, names.NUM_EMITTED_TOKENS) for c in cycles if c.status.status_code is not StatusCode.ERROR]
+    assert attribute(root, names.OUTPUT_TOKENS) <= sum(emitted) < 4000
     every_message_belongs_to_a_finished_span(exporter, target, drafter)
 
 

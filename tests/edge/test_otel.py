@@ -186,6 +186,19 @@ async def test_with_a_healthy_collector_no_span_is_lost_at_exit() -> None:
 
 
 @pytest.mark.scenario("B121")
+def test_an_unreachable_collector_holds_up_nobody_who_serves(black_hole: str) -> None:
+    """B121: more spans than the exporter buffers, while it waits for a collector that never answers. One export alone
+    would take its timeout of 10 s; the spans beyond the buffer are dropped."""
+    with Telemetry.start("x", env={"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": black_hole}) as telemetry:
+        telemetry.flush_budget = 0.1
+        began = time.monotonic()
+        for _ in range(5000):
+            with telemetry.span("work"):
+                pass
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.scenario("B121")
 @pytest.mark.parametrize("kind", ["refused", "black hole"])
 async def test_an_unreachable_collector_costs_no_more_than_the_flush_budget(kind: str, black_hole: str) -> None:
     """The exporter alone would hold the process for its own timeout of 10 s, the processor for 30."""
