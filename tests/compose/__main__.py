@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import time
 from contextlib import ExitStack
@@ -22,7 +23,7 @@ from tests.compose.stack import Stack
 from tests.compose.story import tell
 from tests.otlp_receiver import OtlpReceiver
 
-FAILED, NO_ENGINE = 1, 3
+FAILED, NO_ENGINE, INTERRUPTED = 1, 3, 130
 
 
 def main() -> int:
@@ -35,6 +36,8 @@ def main() -> int:
     )
     parser.add_argument("--trace", metavar="FILE", type=Path, help="keep the spans of the one request, as JSON")
     arguments = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: what was started is taken down
+        signal.signal(number, signal.default_int_handler)
     try:
         with ExitStack() as stack:
             engine = _engine(stack, arguments.airgapped)
@@ -45,6 +48,8 @@ def main() -> int:
     except (NotHeld, EngineFailed, TimeoutError, OSError) as error:
         print(f"compose-e2e failed: {error}", file=sys.stderr)
         return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _engine(stack: ExitStack, airgapped: Path | None) -> Engine:

@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,9 @@ class Engine:
     @property
     def gateway(self) -> str:
         """The address at which every container reaches this host."""
-        return str(self.inspect("network", "bridge")["IPAM"]["Config"][0]["Gateway"])
+        (config, *_) = self.inspect("network", "bridge")["IPAM"]["Config"]
+        # Older engines do not name it where nobody chose it.
+        return str(config.get("Gateway") or next(ip_network(config["Subnet"]).hosts()))
 
     def check(self) -> None:
         """Raises NoEngine."""

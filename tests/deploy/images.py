@@ -163,6 +163,18 @@ CHECKS: Mapping[str, Callable[[Dockerfile], Iterator[str]]] = {
 }
 
 
+def extra(name: str) -> set[str]:
+    """Names of the distributions that an extra installs."""
+    found, waiting = {re.split("[=;<>]", one)[0].strip() for one in _project()["dependencies"]}, [name]
+    while waiting:
+        for requirement in _project()["optional-dependencies"][waiting.pop()]:
+            if inner := re.fullmatch(r"specdec\[([\w,]+)\]", requirement):
+                waiting += inner[1].split(",")
+            else:
+                found.add(re.split("[=;<>]", requirement)[0].strip())
+    return found
+
+
 def version() -> str:
     return str(_project()["version"])
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
 import pytest
 
-from tests.deploy.images import CHECKS, DOCKERFILES, bases, parse_dockerfile, read_dockerfile
+from tests.deploy.compose import ROOT
+from tests.deploy.images import CHECKS, DOCKERFILES, FOLDERS, bases, extra, parse_dockerfile, read_dockerfile
+from tests.test_layout import OURS, imports
 
 
 @pytest.mark.parametrize("service", DOCKERFILES)
@@ -54,3 +60,42 @@ def test_replicas_install_alike_so_that_they_share_a_layer() -> None:
     drafts, targets = (read_dockerfile(service).stages[0] for service in ("draft", "target"))
     until = next(i for i, step in enumerate(drafts) if step.rest.startswith("protos"))
     assert drafts[:until] == targets[:until]
+
+
+def plain(distribution: str) -> str:
+    return distribution.lower().replace("_", "-")
+
+
+def source(module: str) -> Path | None:
+    path = ROOT / module.replace(".", "/")
+    return next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
+
+
+def imported(module: str) -> set[str]:
+    """Names from outside that this module needs, and those of ours that it imports, anywhere in them."""
+    waiting, seen, outside = [module], set[str](), set[str]()
+    while waiting:
+        name = waiting.pop()
+        file = source(name)
+        if file is None:  # `from module import name`
+            name = name.rpartition(".")[0]
+            file = source(name)
+        if file is None or name in seen:
+            continue
+        seen.add(name)
+        for each in imports(file.read_text()):
+            ours = any(each == package or each.startswith(f"{package}.") for package in (*OURS, "specdec"))
+            if ours:
+                waiting.append(each)
+            else:
+                outside.add(each)
+    return {name.split(".")[0] for name in outside} - sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("service", FOLDERS)
+def test_an_image_installs_all_that_its_process_imports(service: str) -> None:
+    """By name: what another package happens to bring may go with its next version."""
+    given, found = {plain(name) for name in extra(service)}, packages_distributions()
+    needed = imported(f"{FOLDERS[service]}.__main__")
+    assert {"numpy", "grpc", "opentelemetry"} <= needed, "the walk lost its way"
+    assert {name for name in needed if not given & {plain(one) for one in found[name]}} == set()
