@@ -78,7 +78,7 @@ def parsed(saved: str) -> dict[str, Table]:
     tables = dict[str, Table]()
     for block in ("\n" + saved).split("\n*")[1:]:
         name, *lines = block.splitlines()
-        chains = dict(match.groups() for line in lines if (match := _CHAIN.match(line)))
+        chains = {match[1]: match[2] for line in lines if (match := _CHAIN.match(line))}
         table = Table(chains, tuple(line for line in lines if line.startswith("-")))
         if not table.bare:
             tables[name] = table

@@ -17,6 +17,7 @@ from protos.generation_pb2 import Chunk, Complete, Started
 from specdec.core.errors import SpecdecError
 from specdec.edge.client import Client
 from tests.compose import trace
+from tests.compose.engine import EngineFailed
 from tests.compose.failure import NotHeld
 from tests.compose.load import Load
 from tests.compose.stack import Stack
@@ -42,6 +43,7 @@ USED = {  # service: metrics that a stack which was used has counted
 async def tell(stack: Stack, receiver: OtlpReceiver, trace_file: Path | None) -> None:
     await start(stack)
     await asyncio.to_thread(hardened, stack)
+    await asyncio.to_thread(forwards_in_c, stack)
     await asyncio.to_thread(generate_command, stack)
     await one_trace(stack, receiver, trace_file)
     await scaled_drafters(stack)
@@ -84,6 +86,17 @@ def hardened(stack: Stack) -> None:
                     f"{service} runs as user {who} with capabilities {capabilities}; root: {written or 'read-only'}"
                 )
     print("every process: not root, no capabilities, root file system read-only", flush=True)
+
+
+def forwards_in_c(stack: Stack) -> None:
+    """The image has no compiler, and yet what was made in its build loads on this processor."""
+    script = "import torch; from specdec.lm.native.library import library; print(library()._name)"
+    (container, *_) = stack.containers("target")
+    try:
+        library = stack.engine.docker("exec", container, "python", "-c", script).strip()
+    except EngineFailed as error:
+        raise NotHeld(f"the verifier computes in torch, not in C: {error}") from None
+    print(f"forwards in C without a compiler: {Path(library).name}", flush=True)
 
 
 def generate_command(stack: Stack) -> None:
