@@ -1,9 +1,9 @@
 # Every target sets up what it needs: `make demo` and `make test` work in a fresh clone.
 #
 #   PYTHON=python3.12       the interpreter that .venv is made from
-#   TORCH_INDEX_URL=URL     where pip takes torch from, such as an index of CPU-only or of CUDA wheels;
-#                           unset: wherever pip is configured to look (the default wheel brings CUDA along)
-#   ARGS="tests/core -x"    what `make test` hands to pytest, and `make bench` to the benchmark
+#   TORCH_INDEX_URL=URL     where pip takes torch from, here and in images, such as an index of CPU-only or of CUDA
+#                           wheels; unset: wherever pip is configured to look (the default wheel brings CUDA along)
+#   ARGS="tests/core -x"    what `make test` hands to pytest, `make bench` to the benchmark, `make compose-e2e` to it
 
 PYTHON ?= python3
 PY := .venv/bin/python
@@ -11,7 +11,7 @@ PIP := $(PY) -m pip install --disable-pip-version-check
 READY := .venv/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos lint format protos bench bench-models bench-peers clean
+.PHONY: help demo test chaos lint format protos images compose-e2e bench bench-models bench-peers clean
 
 help:
 	@echo "make demo     a local cluster with a real model, one streamed answer, a table of what speculation brought"
@@ -20,6 +20,8 @@ help:
 	@echo "make lint     ruff and mypy"
 	@echo "make format   ruff's formatting and safe fixes"
 	@echo "make protos   the stubs in protos/, made again"
+	@echo "make images   the container images that docker-compose.yml names"
+	@echo "make compose-e2e    they and docker-compose.yml on a real engine: scaled, stopped and traced under load"
 	@echo "make bench    the target engine beside transformers, with ARGS, such as ARGS='--model qwen1.5b --peers'"
 	@echo "make bench-models   the Qwen2.5-Coder pair that benchmarks run on, into the cache: 1.6 GB to fetch"
 	@echo "make bench-peers    vLLM and llama.cpp to compare with, each in its own environment: up to an hour"
@@ -45,6 +47,12 @@ format: $(READY)
 
 protos: $(READY)
 	$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto
+
+images:
+	docker compose build
+
+compose-e2e: $(READY)
+	$(PY) -m tests.compose $(ARGS)
 
 bench: $(READY)
 	$(PY) -m benchmarks.engine $(ARGS)

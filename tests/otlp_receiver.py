@@ -31,9 +31,11 @@ class ReceivedSpan:
 
 
 class OtlpReceiver:
-    """`with OtlpReceiver() as receiver:`; spans in order of arrival, metrics as names seen."""
+    """`with OtlpReceiver() as receiver:`; spans in order of arrival, metrics as names seen. host: whose interface is
+    listened on."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self._host = host
         self.spans: list[ReceivedSpan] = []
         self.metrics: set[str] = set()
         self._arrived = threading.Condition()
@@ -49,7 +51,7 @@ class OtlpReceiver:
         add_metrics: Any = metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server
         add_traces(_Traces(self), self._server)
         add_metrics(_Metrics(self), self._server)
-        self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.endpoint = f"http://{self._host}:{self._server.add_insecure_port(f'{self._host}:0')}"
         self._server.start()
         return self
 

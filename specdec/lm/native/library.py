@@ -1,4 +1,5 @@
-"""The C in this folder, compiled once for this processor with the system's compiler and kept in the cache."""
+"""The C in this folder, compiled once for this processor with the system's compiler and kept in the cache; without a
+compiler one that was made beforehand (`prebuilt.py`)."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -23,19 +25,40 @@ def library() -> ctypes.CDLL:
     """The loaded library; $CC or the first of cc, gcc, clang makes it, a few seconds, when the cache has none for
     these sources and this processor.
 
-    Raises Unsupported where there is no compiler, or it fails."""
-    compiler = os.environ.get("CC") or next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
-    if compiler is None:
-        raise Unsupported("no C compiler")
+    Raises Unsupported where there is no compiler and none was made beforehand, or it fails."""
+    from specdec.lm.native.prebuilt import prebuilt  # which builds on this module
+
+    try:
+        compiler = found_compiler()
+    except Unsupported:
+        made = prebuilt()
+        if made is None:
+            raise
+        return _loaded(made)
     try:
         path = _folder() / f"{_key(compiler)}.so"
         if not path.exists():
-            _compile(compiler, path)
-        return _typed(ctypes.CDLL(str(path)))
+            compile_library(compiler, FLAGS, path)
     except subprocess.CalledProcessError as error:
         raise Unsupported(f"{compiler} failed: {error.stderr.strip()[-300:]}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unsupported(f"{compiler}: {error}") from error
+    return _loaded(path)
+
+
+def found_compiler() -> str:
+    """Raises Unsupported."""
+    compiler = os.environ.get("CC") or next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
+    if compiler is None:
+        raise Unsupported("no C compiler")
+    return compiler
+
+
+def _loaded(path: Path) -> ctypes.CDLL:
+    try:
+        return _typed(ctypes.CDLL(str(path)))
+    except OSError as error:
+        raise Unsupported(str(error)) from error
 
 
 def _folder() -> Path:
@@ -56,7 +79,12 @@ def _sources() -> list[Path]:
 def _key(compiler: str) -> str:
     """Of the sources, and of what the compiler is and knows of this processor: its predefined macros say both."""
     macros = _run([compiler, *FLAGS, "-dM", "-E", "-x", "c", os.devnull])
-    digest = hashlib.sha256((macros + " ".join(FLAGS)).encode())
+    return source_digest(macros + " ".join(FLAGS))
+
+
+def source_digest(how: str) -> str:
+    """Of the sources, and of how they are compiled."""
+    digest = hashlib.sha256(how.encode())
     for source in _sources():
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:24]
@@ -66,11 +94,11 @@ def _run(command: list[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_COMPILE_SECONDS).stdout
 
 
-def _compile(compiler: str, path: Path) -> None:
+def compile_library(compiler: str, flags: Sequence[str], path: Path) -> None:
     """Several processes may do this at the same time: each renames a file of its own into place."""
     handle, name = tempfile.mkstemp(suffix=".so", dir=path.parent)
     os.close(handle)
-    command = [compiler, *FLAGS, *(str(s) for s in _sources() if s.suffix == ".c"), "-lm", "-o", name]
+    command = [compiler, *flags, *(str(s) for s in _sources() if s.suffix == ".c"), "-lm", "-o", name]
     try:
         _run(command)
         Path(name).replace(path)
