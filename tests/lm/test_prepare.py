@@ -64,6 +64,20 @@ def test_a_gguf_becomes_a_complete_folder_once(
     assert prepare(str(gguf.rename(elsewhere / gguf.name))) == folder
 
 
+@pytest.mark.parametrize("kind", ["a .gguf file", "a model folder"])
+def test_a_model_is_put_where_a_deployment_wants_it_once_and_whole(
+    kind: str, gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = gguf if kind == "a .gguf file" else prepare(str(gguf))
+    volume = tmp_path / "volume"
+    assert main([str(source), str(volume / "model")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(volume / "model")
+    assert [f.name for f in volume.iterdir()] == ["model"]  # nothing half done is left
+    assert load_model(str(volume / "model"), dtype="float32", device="cpu").vocab_size == 300
+    monkeypatch.setattr(prepare_module, "_atomically", None)  # making it again would raise
+    assert main([str(source), str(volume / "model")]) == 0
+
+
 def test_an_interrupted_conversion_leaves_nothing_that_looks_finished(
     gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
