@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.deploy import __main__ as command
 from tests.deploy import kustomize
 from tests.deploy.__main__ import ADAPTER
 from tests.deploy.checks import CHECKS, Facts
-from tests.deploy.kustomize import HOW_TO_GET_ONE, K8S, ROOT
+from tests.deploy.kustomize import HOW_TO_GET_ONE, K8S
 from tests.deploy.live import declared, live, series_of
 from tests.deploy.manifests import PROCESSES
 
@@ -73,10 +74,13 @@ def test_series_are_named_with_their_suffixes() -> None:
     assert series_of("\n".join(lines)) == {"a_bucket": {"le", "x"}, "a_sum": {"x"}, "a_count": {"x"}}
 
 
-@pytest.mark.timeout(300)
-def test_the_command_says_what_it_did() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.deploy"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=280
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "nothing wrong" in done.stdout
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_the_command_prints_what_is_wrong_and_fails(
+    spoilt: bool, facts: Facts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "shown_by_processes", lambda folder: facts.series)
+    given = replace(facts, adapter={}) if spoilt else facts
+    monkeypatch.setattr(command, "gathered", lambda series: given)
+    assert command.main() == int(spoilt)
+    said = capsys.readouterr().out
+    assert ("nothing wrong" in said) != ("[external metrics] prometheus-adapter.yaml: specdec_draft_queue_wait" in said)
