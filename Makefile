@@ -11,11 +11,12 @@ PIP := $(PY) -m pip install --disable-pip-version-check
 READY := .venv/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos lint format protos images compose-e2e bench bench-models bench-peers clean
+.PHONY: help demo test deploy-check chaos lint format protos images compose-e2e bench bench-models bench-peers clean
 
 help:
 	@echo "make demo     a local cluster with a real model, one streamed answer, a table of what speculation brought"
 	@echo "make test     ruff, mypy and the whole test suite"
+	@echo "make deploy-check   all that can be checked of a deployment without a cluster; 'make test' holds it too"
 	@echo "make chaos    200 generations disturbed by everything that can die, hang or lie: 15 minutes"
 	@echo "make lint     ruff and mypy"
 	@echo "make format   ruff's formatting and safe fixes"
@@ -32,6 +33,9 @@ demo: $(READY)
 
 test: lint
 	$(PY) -m pytest -ra -n 2 --dist loadfile $(ARGS)
+
+deploy-check: $(READY)
+	$(PY) -m tests.deploy
 
 chaos: $(READY)
 	$(PY) -m tests.chaos $(ARGS)

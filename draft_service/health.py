@@ -19,13 +19,13 @@ async def watch_health(
     stuck_after: float,
     interval: float = 1.0,
 ) -> AsyncIterator[None]:
-    """Inside, health is SERVING, but not while a step of any lane has been running for `stuck_after` seconds, nor once
-    draining. interval: seconds between two looks."""
+    """Inside, health is SERVING, but not while a step of any lane has been running for `stuck_after` seconds: then the
+    process is not live either. Nor is it SERVING once draining. interval: seconds between two looks."""
 
     async def watch() -> None:
         while True:
             healthy = all(lane.healthy(stuck_after) for lane in lanes)
-            await server.set_serving(healthy and not draining())
+            await server.set_serving(healthy and not draining(), live=healthy)
             await asyncio.sleep(interval)
 
     async with asyncio.TaskGroup() as tasks:

@@ -42,7 +42,8 @@ async def trouble(address: str, service: str, timeout: float, tls: Tls | None, n
     async with open_channel(address, tls=tls, server_name=name) as channel:
         try:
             request = health_pb2.HealthCheckRequest(service=service)
-            reply = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout, wait_for_ready=False)
+            # A channel of ours gives an attempt to connect a tenth of a second, which a busy host may take.
+            reply = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             return f"{address}: {error.code().name}: {error.details()}"
     if reply.status == health_pb2.HealthCheckResponse.SERVING:

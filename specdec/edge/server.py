@@ -29,6 +29,7 @@ from specdec.edge.interceptors import Around, Parsing
 from specdec.edge.tls import Tls
 
 CLEAN_UP_SECONDS = 5.0
+LIVE = "live"  # the name in grpc.health.v1 that tells whether a restart would help
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class GrpcServer:
     """services: full name ("specdec.v1.DraftService") -> what registers its servicer, for instance
     `partial(draft_pb2_grpc.add_DraftServiceServicer_to_server, servicer)`. port 0: any free one, see `.port`.
 
-    `async with` binds and starts; health is NOT_SERVING until `set_serving(True)`. Leaving the block ends
+    `async with` binds and starts; health is NOT_SERVING until `set_serving`. Leaving the block ends
     every call at once; `run_until_signal` is the graceful way. Raises ConfigError if the port cannot be
     bound.
 
@@ -84,11 +85,14 @@ class GrpcServer:
         """Returns when no call of the services is in progress."""
         await self._in_flight.none.wait()
 
-    async def set_serving(self, serving: bool) -> None:
-        """What grpc.health.v1 answers, for "" (the process) and for each service."""
+    async def set_serving(self, serving: bool, *, live: bool = True) -> None:
+        """What grpc.health.v1 answers. serving: for "" and for each service, whether new calls may come. live: for
+        LIVE; False: it will not serve again by itself, or has not come up yet. Load, a drain or the loss of others
+        change the first and never the second: a restart would mend none of them."""
         kinds = health_pb2.HealthCheckResponse
-        for service in ("", *self._services):
-            await self._health.set(service, kinds.SERVING if serving else kinds.NOT_SERVING)
+        answers = {LIVE: live, **dict.fromkeys(("", *self._services), serving)}
+        for name, well in answers.items():
+            await self._health.set(name, kinds.SERVING if well else kinds.NOT_SERVING)
 
     async def stop(self, grace: float | None = None) -> None:
         """Refuses new calls; those in progress are cancelled after `grace` seconds, None: at once. Returns when their
@@ -106,7 +110,7 @@ class GrpcServer:
         for register in self._services.values():
             register(self._server)
         self._health = HealthServicer()
-        await self.set_serving(False)
+        await self.set_serving(False, live=False)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [*self._services, "grpc.health.v1.Health", reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self._server)

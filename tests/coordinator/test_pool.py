@@ -18,6 +18,7 @@ from specdec.core.errors import Unavailable
 from specdec.core.sampling import SamplingParams
 from specdec.core.step_time import StepTimeTable
 from specdec.edge.channel import open_channel
+from specdec.edge.server import LIVE
 from tests.fakes.scripted import Request
 from tests.fakes.stack import Answer, scripted_drafter, scripted_target, serve_replica, stack, until
 from tests.fakes.stores import GatedStore
@@ -176,9 +177,10 @@ async def test_a_name_service_that_is_away_costs_no_replica(
         assert len(s.targets.ready()) == 2
 
 
-@pytest.mark.scenario("B103", "B136")
+@pytest.mark.scenario("B103", "B136", "B139")
 async def test_health_says_whether_requests_can_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B103, B136: no verifier or no store: not ready; no drafter: ready. It answers while requests wait."""
+    """B103, B136: no verifier or no store: not ready; no drafter: ready. It answers while requests wait. B139: what the
+    coordinator lacks is no reason to restart it."""
     folder = letters_folder(tmp_path / "m", 5)
     monkeypatch.setattr(readiness, "PERIOD", 0.02)
     store = GatedStore()
@@ -218,5 +220,6 @@ async def test_health_says_whether_requests_can_be_served(tmp_path: Path, monkey
         await becomes(serving)
         await s.kill(target)
         await becomes(not_serving)
+        assert (await health.Check(health_pb2.HealthCheckRequest(service=LIVE), timeout=1)).status == serving
         await s.revive(target)
         await becomes(serving)

@@ -29,6 +29,7 @@ from specdec.core.sampling import SamplingParams
 from specdec.edge.channel import open_channel
 from specdec.edge.cluster import free_ports
 from specdec.edge.info_codec import decode_info
+from specdec.edge.server import LIVE
 from tests.draft_service.jobs import draft_one, job, random_ids, tokens
 from tests.draft_service.wire import Client
 from tests.metrics import page, total
@@ -144,7 +145,9 @@ async def test_a_setting_that_cannot_work_ends_the_process_before_it_serves(
     assert re.search(sentence, log.decode()) and "Traceback" not in log.decode() and "serving" not in log.decode()
 
 
+@pytest.mark.scenario("B139")
 async def test_health_is_not_serving_until_the_drafters_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B139: nor is it live: a startup probe holds both."""
     loaded = threading.Event()
 
     def slow_load(config: DraftConfig, metrics: object) -> dict[str, NgramDrafter]:
@@ -155,12 +158,13 @@ async def test_health_is_not_serving_until_the_drafters_are_loaded(monkeypatch: 
     port = free_ports(1)[0]
     task = asyncio.create_task(process.serve(DraftConfig(port=port), {"OTEL_SDK_DISABLED": "true"}))
     async with open_channel(f"127.0.0.1:{port}") as channel:
-        assert await health(channel) == NOT_SERVING
+        assert [await health(channel, name) for name in ("", LIVE)] == [NOT_SERVING] * 2
         loaded.set()
         async with asyncio.timeout(30):
             async for update in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()):
                 if update.status == SERVING:
                     break
+        assert await health(channel, LIVE) == SERVING
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -206,10 +206,12 @@ async def test_health_tells_of_a_forward_that_never_ends(new_drafter: NewDrafter
     async with serving({"lm": gated, "ngram": NgramDrafter(DraftModel())}) as served:
         lanes = served.lanes.values()
         seen: list[bool] = []
+        alive: list[bool] = []
 
         class Health:
-            async def set_serving(self, serving: bool) -> None:
+            async def set_serving(self, serving: bool, *, live: bool = True) -> None:
                 seen.append(serving)
+                alive.append(live)
 
         async with watch_health(
             cast(GrpcServer, Health()),
@@ -223,8 +225,10 @@ async def test_health_tells_of_a_forward_that_never_ends(new_drafter: NewDrafter
             client = served.client()
             stuck = asyncio.create_task(client.ask(0, [1], open=client.opening()))
             await until(lambda: seen[-1] is False)
+            assert alive[-1] is False, "only a restart ends it"
             gated.gate.set()
             drafted(await stuck)
             await until(lambda: seen[-1] is True)
             await served.service.drain()
             await until(lambda: seen[-1] is False)
+            assert alive[-1] is True, "whoever drains is let do it"

@@ -35,8 +35,8 @@ async def test_it_tells_a_process_that_serves_from_one_that_does_not() -> None:
         assert await asked(server.port, "--health-service", "some.Service") == (0, "")
         code, said = await asked(server.port, "--health-service", "another.Service")
         assert code == 1 and "NOT_FOUND" in said
-    code, said = await asked(server.port)
-    assert code == 1 and "UNAVAILABLE" in said
+    code, said = await asked(server.port, "--health-timeout", "0.5")
+    assert code == 1 and "DEADLINE_EXCEEDED" in said
 
 
 async def test_it_shows_the_certificate_that_the_process_itself_shows(tmp_path: Path) -> None:

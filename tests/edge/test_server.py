@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from specdec.core.errors import ConfigError
 from specdec.edge.channel import MAX_MESSAGE_BYTES, channel_options, open_channel
-from specdec.edge.server import GrpcServer, run_until_signal, server_options
+from specdec.edge.server import LIVE, GrpcServer, run_until_signal, server_options
 from tests.edge.echo import SERVICE, call, echo_server, register, start
 from tests.edge.eventually import eventually
 
@@ -39,11 +39,14 @@ async def test_health_answers_for_the_process_and_each_service_and_starts_as_not
         GrpcServer({SERVICE: register(nothing)}, port=0, host="127.0.0.1") as server,
         open_channel(f"127.0.0.1:{server.port}") as channel,
     ):
-        assert await health(channel) == Status.NOT_SERVING
+        assert [await health(channel, name) for name in ("", SERVICE, LIVE)] == [Status.NOT_SERVING] * 3
         await server.set_serving(True)
         assert [await health(channel, name) for name in ("", SERVICE)] == [Status.SERVING] * 2
         await server.set_serving(False)
         assert [await health(channel, name) for name in ("", SERVICE)] == [Status.NOT_SERVING] * 2
+        assert await health(channel, LIVE) == Status.SERVING, "to take no calls is no reason for a restart"
+        await server.set_serving(False, live=False)
+        assert await health(channel, LIVE) == Status.NOT_SERVING
         with pytest.raises(grpc.aio.AioRpcError) as unknown:
             await health(channel, "no.such.Service")
         assert unknown.value.code() is grpc.StatusCode.NOT_FOUND

@@ -140,15 +140,15 @@ async def converse(client: Client, given: list[int], length: int, draft: Drafter
     return context[len(given) : len(given) + length]
 
 
-async def health(port: int | str) -> int:
+async def health(port: int | str, service: str = "specdec.v1.TargetService") -> int:
     async with open_channel(f"127.0.0.1:{port}") as channel:
-        request = health_pb2.HealthCheckRequest(service="specdec.v1.TargetService")
+        request = health_pb2.HealthCheckRequest(service=service)
         return int((await health_pb2_grpc.HealthStub(channel).Check(request)).status)
 
 
-async def until_health(port: int | str, status: int) -> None:
+async def until_health(port: int | str, status: int, service: str = "specdec.v1.TargetService") -> None:
     async with asyncio.timeout(20):
-        while await health(port) != status:  # noqa: ASYNC110 (the state of another process)
+        while await health(port, service) != status:  # noqa: ASYNC110 (the state of another process)
             await asyncio.sleep(0.01)
 
 

@@ -1,0 +1,49 @@
+"""`python -m tests.deploy`: all that can be known of a deployment without a cluster. Prints what is wrong; exit code 1
+if anything is."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.deploy.checks import CHECKS, Facts
+from tests.deploy.kustomize import K8S, ROOT, build_all
+from tests.deploy.live import shown_by_processes
+from tests.deploy.queries import Series, of_dashboards, of_rules, recorded
+from tests.deploy.scaling import adapter_rules
+
+ADAPTER = K8S / "components" / "hpa" / "prometheus-adapter.yaml"
+RULES = ROOT / "observability" / "rules"
+DASHBOARDS = ROOT / "observability" / "grafana" / "dashboards"
+
+
+def gathered(series: Series) -> Facts:
+    """All that is in the repository. Raises RuntimeError where nothing can build it."""
+    asked = (*of_rules(RULES), *of_dashboards(DASHBOARDS))
+    return Facts(tuple(build_all()), adapter_rules(ADAPTER), asked, recorded(RULES), series)
+
+
+def main() -> int:
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        facts = gathered(shown_by_processes(Path(scratch)))
+    wrong = 0
+    for name, check in CHECKS.items():
+        for sentence in check(facts):
+            print(f"[{name}] {sentence}")
+            wrong += 1
+    objects = sum(len(build.objects) for build in facts.builds)
+    print(
+        f"{len(CHECKS)} checks of {objects} objects in {len(facts.builds)} builds, {len(facts.series)} live series: "
+        f"{wrong or 'nothing'} wrong ({time.monotonic() - begun:.1f} s)"
+    )
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except RuntimeError as error:
+        sys.exit(str(error))
