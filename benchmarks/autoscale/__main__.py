@@ -2,7 +2,7 @@
 verifiers and drafters, beside one pool whose pods hold one of each, and beside verifiers alone.
 
     python -m benchmarks.autoscale [--traces steady,burst,diurnal] [--scalers k8s/components/keda] [--times FILE]
-        [--load 5] [--draft-price 0.5] [--sweep] [--quick] [--json FILE] [--picture FILE]
+        [--load 3] [--draft-price 0.5] [--sweep] [--quick] [--json FILE] [--picture FILE]
     python -m benchmarks.autoscale --measure FILE    # this machine's table of times, from real processes
     python -m benchmarks.autoscale --check           # the model beside real processes, one verifier and one drafter
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.autoscale.cluster import Simulation
@@ -39,6 +39,7 @@ class Bench:
     traffic: Traffic
     prices: Prices
     load: float
+    settings: Settings = field(default_factory=Settings)
     seed: int = 1
 
     def figures(self, outcome: Outcome) -> list[tuple[str, float, str]]:
@@ -46,7 +47,7 @@ class Bench:
 
     def run(self, shape: Shape, design: Design) -> Outcome:
         load = arrivals(shape, self.load * generations_a_second(self.times, self.traffic), self.traffic, self.seed)
-        outcome = Simulation(design, self.scalers, self.times, load, Settings(), self.seed).run()
+        outcome = Simulation(design, self.scalers, self.times, load, self.settings, self.seed).run()
         assert outcome.tokens == outcome.asked, "tokens were lost"
         return outcome
 
@@ -133,7 +134,8 @@ def _bench(options: argparse.Namespace) -> Bench:
     traffic = Traffic(alpha=options.alpha or times.alpha, alpha_spread=options.alpha_spread)
     prices = Prices(options.draft_price, options.coordinator_price)
     scalers = read_scalers(Path(options.scalers), SIMULATED, LABELS)
-    return Bench(scalers, times, traffic, prices, options.load, options.seed)
+    settings = Settings(kv_tokens=options.kv_tokens, max_sessions=options.max_sessions)
+    return Bench(scalers, times, traffic, prices, options.load, settings, options.seed)
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -142,11 +144,13 @@ def _arguments() -> argparse.ArgumentParser:
     add("--traces", default="steady,burst,diurnal", help=f"of {', '.join(SHAPES)}, comma separated")
     add("--scalers", default=str(SCALERS), help="folder of ScaledObjects, or of HPAs and prometheus-adapter's rules")
     add("--times", default=str(DEFAULT), help="table of times, as --measure writes it")
-    add("--load", type=float, default=5.0, help="verifiers that the trace keeps busy at its peak")
+    add("--load", type=float, default=3.0, help="verifiers that the trace keeps busy at its peak")
     add("--alpha", type=float, help="acceptance rate of a draft token; unset: the table's")
     add("--alpha-spread", type=float, default=0.05, help="standard deviation between generations")
     add("--draft-price", type=float, default=0.5, help="of a drafter's pod, in that of a verifier's")
     add("--coordinator-price", type=float, default=0.25, help="of a coordinator's pod")
+    add("--kv-tokens", type=int, default=32768, help="of a verifier")
+    add("--max-sessions", type=int, default=1024, help="of a verifier; more are refused")
     add("--seed", type=int, default=1)
     add("--sweep", action="store_true", help="also: where separate pools pay and where they do not")
     add("--picture", metavar="FILE", help="replicas and queue wait along the burst")

@@ -22,6 +22,8 @@ from benchmarks.autoscale.traces import Generation
 from benchmarks.autoscale.verifier import Verifier
 
 SCRAPE = 10.0  # seconds, as the ServiceMonitor has it
+COME_AGAIN = 1.0  # seconds after which a client that was refused tries again
+ANY = 1 << 30
 
 
 class Simulation:
@@ -94,8 +96,11 @@ class Simulation:
         asking: dict[Drafter, list[Session]] = {}
         plain: list[Session] = []
         for session in sessions:
+            if not self._place(session):
+                self.outcome.refusals += 1
+                self.at(self.now + COME_AGAIN, partial(self._cycle, [session]))
+                continue
             session.cycles += 1
-            self._place(session)
             session.k = self._plans.choose(session) if self._design.drafts else 0
             if session.k and session.drafter is None:
                 self._fall_back(session, "no_drafter")
@@ -182,8 +187,8 @@ class Simulation:
             self._drafters[pod] = Drafter(own, self._times, self, self._drafted, self.outcome.draft_waits)
         return pod
 
-    def _place(self, session: Session) -> None:
-        """Sessions stay where they are until that pod is to go."""
+    def _place(self, session: Session) -> bool:
+        """Sessions stay where they are until that pod is to go. False: no verifier takes another one."""
         now = self.now
         if session.verifier is not None and session.verifier.pod.gone(now):
             session.verifier.leave(session)
@@ -192,16 +197,18 @@ class Simulation:
         if session.drafter is not None and session.drafter.pod.gone(now):
             session.drafter.leave(session)
         if session.verifier is None:
-            pod = self._pools[TARGET].less_pressed(now)
-            assert pod is not None, "a scaler keeps at least one verifier"
+            pod = self._pools[TARGET].less_pressed(now, self._settings.max_sessions)
+            if pod is None:
+                return False
             session.verifier = self._verifiers[pod]
             session.verifier.pod.sessions.add(session)
         if session.drafter is None and self._design.drafts:
             own = self._design.paired
-            free = session.verifier.pod if own else self._pools[DRAFT].less_pressed(now)
+            free = session.verifier.pod if own else self._pools[DRAFT].less_pressed(now, ANY)
             if free is not None:
                 session.drafter = self._drafters[free]
                 session.drafter.pod.sessions.add(session)
+        return True
 
     # Scaling
 

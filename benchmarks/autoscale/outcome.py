@@ -30,10 +30,11 @@ PLAIN = Design("target only", drafts=False)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """kv_tokens: of a verifier, as k8s/base has it; max_draft: draft tokens of a cycle at most; fixed: replicas by
-    pool, which then no scaler touches."""
+    """kv_tokens, max_sessions: of a verifier, as k8s/base and the service's default have them; max_draft: draft tokens
+    of a cycle at most; fixed: replicas by pool, which then no scaler touches."""
 
     kv_tokens: int = 32768
+    max_sessions: int = 1024
     max_draft: int = 16
     fixed: Mapping[str, int] = field(default_factory=dict)
 
@@ -60,7 +61,7 @@ def _seconds() -> array[float]:
 class Outcome:
     """waits, draft_waits: of every message; paces: tokens a second of each generation, from its arrival to its last
     token; pod_seconds: paid for, by pool; changes: of replicas by a scaler, by pool, with their times; counts: by name
-    of the metric."""
+    of the metric; refusals: of a session by all verifiers, after each of which it comes again."""
 
     design: Design
     moments: list[Moment] = field(default_factory=list)
@@ -73,6 +74,7 @@ class Outcome:
     counts: Counter[str] = field(default_factory=Counter)
     fallbacks: Counter[str] = field(default_factory=Counter)
     asked: int = 0
+    refusals: int = 0
     end: float = 0.0
 
     @property

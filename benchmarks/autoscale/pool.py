@@ -32,9 +32,9 @@ class Pool:
     def ready(self, now: float) -> list[Pod]:
         return [pod for pod in self.pods if pod.ready <= now and not pod.gone(now)]
 
-    def less_pressed(self, now: float) -> Pod | None:
-        """Of two at random, as a coordinator chooses."""
-        ready = self.ready(now)
+    def less_pressed(self, now: float, most: int) -> Pod | None:
+        """Of two at random, as a coordinator chooses, that have fewer than `most` sessions."""
+        ready = [pod for pod in self.ready(now) if len(pod.sessions) < most]
         pair = self._rng.sample(ready, min(2, len(ready)))
         return min(pair, key=lambda pod: pod.pressure, default=None)
 

@@ -8,7 +8,7 @@ import tempfile
 import time
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import cast
@@ -161,24 +161,46 @@ def draft_table(draft: str, target: str) -> StepTimeTable:
 
 
 def checked(times: Times, scalers: Mapping[str, Scaler], options: argparse.Namespace) -> list[Row]:
-    """Throughput and waits of one verifier and one drafter under rising load, beside the model's."""
+    """Throughput and waits of one verifier and one drafter under rising load, beside the model's. The model is given
+    the times of this very run and both draft DEPTH tokens, so that it is queues that are compared, and neither planners
+    nor how busy the machine was when the table was measured."""
     what, name = spec(prepared(options.target), options.draft, options.dtype), options.draft.partition(":")[0]
 
-    async def run() -> dict[int, Heard]:
+    async def run() -> dict[int, tuple[ReplicaInfo, Heard]]:
         with tempfile.TemporaryDirectory() as logs:
             async with Cluster(what, Path(logs), lambda line: None) as cluster:
                 await generate(cluster.address, name, 4, None)
-                return {count: await generate(cluster.address, name, count, None, count) for count in LEVELS}
+                [verifier] = [one for one in cluster.members if one.process.name.startswith("verifier")]
+                found = {}
+                for count in LEVELS[: 3 if options.quick else None]:
+                    heard = await generate(cluster.address, name, count, DEPTH, count)
+                    found[count] = (await info_of(verifier.address), heard)
+                return found
 
     rows = []
-    for count, heard in asyncio.run(run()).items():
-        rows += beside(times, scalers, count, heard)
+    for count, (info, heard) in asyncio.run(run()).items():
+        rows += beside(live(times, info, heard), scalers, count, heard)
     return rows
+
+
+def live(times: Times, info: ReplicaInfo, heard: Heard) -> Times:
+    """As things were in this run: the verifier's table as its forwards have corrected it, the drafter's in proportion
+    to what its drafts took."""
+    assert info.step_times is not None, "a verifier that measured tells its table"
+    drafts = [c[3] / 1e6 / c[6] for c in heard.cycles if c[6]]
+    slower = median(drafts) / times.draft.estimate(len(heard.prompts), 128) if drafts else 1.0
+    return replace(
+        times.with_draft_cost(slower),
+        target=info.step_times,
+        budget=info.token_budget,
+        verify_way=median(c[0] - c[1] - c[4] - c[5] for c in heard.cycles) / 1e6,
+        draft_way=median([c[1] - c[2] - c[3] for c in heard.cycles if c[6]] or [0]) / 1e6,
+    )
 
 
 def beside(times: Times, scalers: Mapping[str, Scaler], count: int, heard: Heard) -> list[Row]:
     load = [Generation(0.0, prompt, OUTPUT, heard.alpha) for prompt in heard.prompts]
-    fixed = Settings(fixed={TARGET: 1, DRAFT: 1, COORDINATOR: 1})
+    fixed = Settings(max_draft=DEPTH, fixed={TARGET: 1, DRAFT: 1, COORDINATOR: 1})
     model = Simulation(SEPARATE, scalers, times, load, fixed, seed=1).run()
     subject = f"{count} generations at once"
     cycles = heard.cycle_count

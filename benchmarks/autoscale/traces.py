@@ -60,19 +60,19 @@ class Shape:
 
 
 def _burst(now: float) -> float:
-    """A few quiet minutes, eight of four times as much, and long enough after that to see replicas go."""
-    return 1.0 if 5 * MINUTE <= now < 13 * MINUTE else 0.25
+    """A few quiet minutes, six of four times as much, and long enough after that to see replicas go."""
+    return 1.0 if 5 * MINUTE <= now < 11 * MINUTE else 0.25
 
 
 def _diurnal(now: float) -> float:
-    """A day in an hour: from a tenth at night to the whole by day."""
-    return 0.55 - 0.45 * math.cos(2 * math.pi * now / (60 * MINUTE))
+    """A day in forty minutes: from a tenth at night to the whole by day."""
+    return 0.55 - 0.45 * math.cos(2 * math.pi * now / (40 * MINUTE))
 
 
 SHAPES: Mapping[str, Shape] = {
-    "steady": Shape(30 * MINUTE, lambda now: 0.5),
-    "burst": Shape(30 * MINUTE, _burst),
-    "diurnal": Shape(60 * MINUTE, _diurnal),
+    "steady": Shape(20 * MINUTE, lambda now: 0.5),
+    "burst": Shape(25 * MINUTE, _burst),
+    "diurnal": Shape(40 * MINUTE, _diurnal),
 }
 
 
