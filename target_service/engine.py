@@ -29,6 +29,8 @@ Finished = tuple[VerifyJob, VerifyResult]
 
 _log = logging.getLogger(__name__)
 
+PAUSE = 0.002  # seconds between two looks where all that wait need room
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
@@ -68,6 +70,7 @@ class Engine:
         schedule: Schedule | None = None,
         report: Callable[[ForwardReport], None] = lambda report: None,
         clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.limits = limits
         self.schedule = schedule or Schedule(limits.token_budget, limits.max_nodes + 1)
@@ -77,10 +80,11 @@ class Engine:
         self.exchange = runner.pool.exchange
         self._runner = runner
         self._pool = runner.pool
-        self._room = Room(runner.pool)
+        self._room = Room(runner.pool, lambda rows: self.schedule.prefill_seconds(rows, 0), clock)
         self._evictions = 0
         self._report = report
         self._clock = clock
+        self._pause = pause
         self._step = 0
         self._sessions: set[TargetSession] = set()
 
@@ -99,7 +103,7 @@ class Engine:
         Raises ResourceExhausted at max_sessions."""
         if len(self._sessions) >= self.limits.max_sessions:
             raise ResourceExhausted(f"{len(self._sessions)} sessions are open, the limit")
-        session = TargetSession(opening, self._runner.new_sequence(opening.cache_salt), last_used=self._step)
+        session = TargetSession(opening, self._runner.new_sequence(opening.cache_salt), last_used=self._clock())
         self._sessions.add(session)
         return session
 
@@ -131,6 +135,8 @@ class Engine:
             else:
                 finished.append((job, VerifyResult(trouble)))
         running, refused = self._room.admit(list(waiting.values()), self._sessions)
+        if waiting and not running and not refused:
+            self._pause(PAUSE)  # those that have the room are away, and come back or are given up
         finished += [(job, VerifyResult(refusal)) for job, refusal in refused]
         finished += self._forward(running)
         self.kv_free = self._pool.kv_free
@@ -169,7 +175,7 @@ class Engine:
         session.opening, session.context = opening, context
         job.fresh_from = first_wanted(opening, session.delivered, context)
         session.sequence.rewind(context[: job.fresh_from])
-        session.last_used = job.eligible = self._step
+        session.last_used, job.eligible = self._clock(), self._step
         job.begun = True
         return None
 
@@ -221,7 +227,10 @@ class Engine:
             job.eligible = self._step + 1
         done = [job for job, _ in batch if not job.rows_left]
         answers = self._answers(done)
-        seconds = self._clock() - begun
+        ended = self._clock()
+        seconds = ended - begun
+        for job in done:
+            job.session.last_used = ended
         self.schedule.observe(work, given, seconds)
         self._report(self._new_report(done, sum(given), len(batch), seconds))
         return [

@@ -19,13 +19,15 @@ from target_service.features import Delivered
 @dataclass(slots=True, eq=False)
 class TargetSession:
     """context: uint32[n], the known tokens; their keys and values may be missing at any time, for `sequence`
-    is only a cache. last_used: number of the last step that served it. delivered: what has been sent of hidden states,
-    None before the first."""
+    is only a cache. last_used: seconds, when it was last asked or answered. kept_until: seconds, before which nobody
+    takes the room that it has, None while it has none. delivered: what has been sent of hidden states, None before the
+    first."""
 
     opening: OpenSession
     sequence: KVSequence
     context: Ids = field(default_factory=lambda: np.zeros(0, dtype=np.uint32))
-    last_used: int = 0
+    last_used: float = 0.0
+    kept_until: float | None = None
     closed: bool = False
     delivered: Delivered | None = None
 

@@ -20,7 +20,6 @@ from specdec.core.source_record import (
     SourceRecord,
     add_time,
     gains,
-    hopes,
     learned,
     waits,
 )
@@ -124,7 +123,7 @@ def choose(planner: Planner, offers: Sequence[Offer], limit: int, context: int =
         if other is best and best.rate > least:
             continue
         probe = other if other.rate > least else _probe(planner, other, limit, price, rate)
-        if _due(planner, probe, rate, price, len(plans)):
+        if _due(planner, probe, rate, step, len(plans)):
             return probe.offer, probe.k
     return (best.offer, best.k) if best.rate > least else (None, 0)
 
@@ -176,28 +175,20 @@ def _probe_size(offer: Offer) -> int:
     return 2 * PROBE if offer.tree else PROBE
 
 
-def _due(planner: Planner, probe: _Plan, rate: float, price: Price, sources: int) -> bool:
-    """Whether to ask a source that is not the best. rate: the best's, in tokens per second; sources: offered, which
-    share what probes may lose."""
-    step = _plain_seconds(planner, price)
+def _due(planner: Planner, probe: _Plan, rate: float, step: float, sources: int) -> bool:
+    """Whether to ask a source that is not the best. rate: the best's, in tokens per second; step: seconds of a cycle
+    without a draft; sources: offered, which share what probes may lose."""
     record = planner.sources.get(probe.offer.source, NOTHING_KNOWN)
-    if record.promising and (1 + probe.k) / probe.seconds > rate:
+    could_win = (1 + probe.k) / probe.seconds > rate
+    if record.promising and could_win:
         return True
     loss = (probe.seconds - probe.tokens / rate) / step
     if record.paid:
         loss += max(0.0, record.paid - record.network.y - record.seconds.y) / step
     affordable = loss * sources / SPARE
-    trial = record.asks < TRIALS and planner.lost + loss <= HEAD_START + SPARE * planner.cycles
-    if trial and _could_win(planner, probe, rate, price):
+    if record.asks < TRIALS and could_win and planner.lost + loss <= HEAD_START + SPARE * planner.cycles:
         affordable = 0.0
     return planner.cycles - record.last >= waits(record, affordable)
-
-
-def _could_win(planner: Planner, probe: _Plan, rate: float, price: Price) -> bool:
-    """Whether the source, at this or a longer draft, may yet turn out to be the best."""
-    record, offer = planner.sources.get(probe.offer.source, NOTHING_KNOWN), probe.offer
-    seconds = _seconds(planner, record, offer, price)
-    return any(hopes(record, offer, k) > rate * seconds(k) for k in (probe.k, START * probe.k) if k <= offer.most)
 
 
 def _seconds(planner: Planner, record: SourceRecord, offer: Offer, price: Price) -> Callable[[int], float]:

@@ -17,7 +17,6 @@ FIRST_PROBE, LAST_PROBE = 8, 256  # cycles without the source before a probe, at
 HANDED_ON = 12.0  # observations that a session leaves to the next
 LONG = 100  # asks, over several sessions, whose mean that is
 TRIALS = 12  # asks before a source is taken to be known
-HOPE = 3.0  # tries, all of them hits, that the best which may still be true of a source adds to those it had
 EMPTY = 3  # asks that an empty draft counts for: it leaves less doubt than a wrong one
 MOST_DOUBT = 16  # a probe's wait doubles with each one in a row, up to so many times the first
 SETTLED = 8  # cycles in a row with the source after which probing starts afresh
@@ -117,17 +116,6 @@ def gains(record: SourceRecord, offer: Offer, most: int) -> list[float]:
     for gain in _tree_gains(record, offer, most) if offer.tree else _survival(record, offer, most):
         tokens.append(tokens[-1] + gain)
     return tokens
-
-
-def hopes(record: SourceRecord, offer: Offer, k: int) -> float:
-    """Tokens of a cycle that asks for k, as many as its tries still let one hope for. A chain's later positions are
-    taken to be like its first."""
-    chances = [(hit + HOPE) / (tried + HOPE) for tried, hit in zip(record.tries, record.hits, strict=True)]
-    if offer.tree:
-        groups = tree_group(k) + 1
-        return 1 + sum((chances + [1.0] * groups)[:groups])
-    first = chances[0] if chances else 1.0
-    return 1 + sum(first ** (i + 1) for i in range(k))
 
 
 def _survival(record: SourceRecord, offer: Offer, most: int) -> Iterator[float]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specdec.core.planner import LOOK, RESTING, Planner, choose, observe
-from specdec.core.source_record import TRIALS, CycleOutcome, Offer, SourceRecord, gains, learned, tree_group
+from specdec.core.source_record import CycleOutcome, Offer, SourceRecord, gains, learned, tree_group
 from specdec.core.step_time import StepTimeTable
 from tests.core.worlds import (
     BAD,
@@ -47,16 +47,6 @@ def test_sources_that_are_all_useless_cost_hardly_anything(trip: float, count: i
     world = {str(i): Source(0.02, 1.0 + i, trip) for i in range(count)}
     for cycles in (250, 1000):
         assert mean_rate(world, cycles) > 0.97 * PLAIN_RATE
-
-
-def test_a_source_that_can_no_longer_turn_out_best_is_not_tried_on() -> None:
-    """TRIALS is for those of which it is open: three misses tell enough of a dear one."""
-    asks = {}
-    for name, source in {"dear": Source(0.02, 6.0), "cheap": Source(0.02, 0.1)}.items():
-        lived = life()
-        lived.live(lambda n, s=source: {"lm": s}, 1000)  # type: ignore[misc]
-        asks[name] = sum(k > 0 for _, k in lived.chosen)
-    assert asks["dear"] < TRIALS < asks["cheap"]
 
 
 def test_a_useless_source_beside_a_good_one_costs_hardly_anything() -> None:

@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.deploy.checks import CHECKS, Facts
+from tests.deploy.checks import CHECKS, OTHER, Facts
 from tests.deploy.kustomize import K8S, ROOT, build_all
 from tests.deploy.live import shown_by_processes
 from tests.deploy.queries import Series, of_dashboards, of_rules, recorded
@@ -29,14 +29,15 @@ def main() -> int:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         facts = gathered(shown_by_processes(Path(scratch)))
-    wrong = 0
-    for name, check in CHECKS.items():
-        for sentence in check(facts):
+    found = {name: check(facts) for name, check in CHECKS.items()}
+    found |= {name: list(check()) for name, check in OTHER.items()}
+    wrong = sum(map(len, found.values()))
+    for name, sentences in found.items():
+        for sentence in sentences:
             print(f"[{name}] {sentence}")
-            wrong += 1
     objects = sum(len(build.objects) for build in facts.builds)
     print(
-        f"{len(CHECKS)} checks of {objects} objects in {len(facts.builds)} builds, {len(facts.series)} live series: "
+        f"{len(found)} checks of {objects} objects in {len(facts.builds)} builds, {len(facts.series)} live series: "
         f"{wrong or 'nothing'} wrong ({time.monotonic() - begun:.1f} s)"
     )
     return 1 if wrong else 0

@@ -3,10 +3,11 @@ field, its value and what to write. No sentence: all is well. A new check is a f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from tests.deploy import lifecycle, network, probes, queries, scaling, security, settings, wiring
+from tests.deploy import compose, images, lifecycle, network, probes, queries, scaling, security, settings, wiring
 from tests.deploy.manifests import Manifests
 from tests.deploy.queries import Query, Series
 from tests.deploy.schemas import schemas
@@ -58,6 +59,14 @@ def metrics(facts: Facts) -> list[str]:
     return queries.unknown(dict.fromkeys([*asked, *facts.queries]), facts.series, facts.recorded)
 
 
+def _of_compose(check: Callable[[compose.Compose], Iterable[str]]) -> Iterable[str]:
+    return check(compose.read_compose())
+
+
+def _of_image(check: Callable[[images.Dockerfile], Iterable[str]], service: str) -> Iterable[str]:
+    return check(images.read_dockerfile(service))
+
+
 CHECKS: Mapping[str, Check] = {
     "schemas": each(schemas),
     "settings": each(settings.names),
@@ -84,4 +93,13 @@ CHECKS: Mapping[str, Check] = {
     "agreement": lambda facts: scaling.agreement(facts.build("overlays/keda"), facts.build("overlays/hpa")),
     "external metrics": external_metrics,
     "metrics": metrics,
+}
+# Of what is no manifest; their mistakes are seeded beside them (test_compose.py, test_images.py).
+OTHER: Mapping[str, Callable[[], Iterable[str]]] = {
+    **{f"compose, {name}": partial(_of_compose, check) for name, check in compose.CHECKS.items()},
+    **{
+        f"image of {service}, {name}": partial(_of_image, check, service)
+        for service in images.FOLDERS
+        for name, check in images.CHECKS.items()
+    },
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -16,6 +18,11 @@ from target_service.session import TargetSession, VerifyJob, VerifyResult
 
 GREEDY = SamplingParams(temperature=0.0)
 Drafter = Callable[[list[int]], DraftTree]
+
+
+def long_pauses() -> Callable[[], float]:
+    """A clock by which whoever is not being served has long been idle."""
+    return partial(next, itertools.count(0.0, 10.0))
 
 
 def plain(context: list[int]) -> DraftTree:

@@ -13,7 +13,7 @@ from specdec.lm.network import BLOCK
 from target_service.engine import Engine
 from target_service.session import VerifyJob
 from tests.target_service.conftest import MAX_CONTEXT, VOCAB, MakeEngine
-from tests.target_service.driver import GREEDY, Turn, generate, guesses, ids, run
+from tests.target_service.driver import GREEDY, Turn, generate, guesses, ids, long_pauses, run
 from tests.target_service.test_engine import prompt
 
 
@@ -37,7 +37,7 @@ class Watched(Engine):
 
 
 def watched(engine: Engine) -> Watched:
-    return Watched(engine._runner, engine.limits)
+    return Watched(engine._runner, engine.limits, clock=engine._clock)
 
 
 @pytest.mark.scenario("B79")
@@ -70,7 +70,7 @@ def test_every_budget_runs_with_every_draft_length(make_engine: MakeEngine, budg
 def test_a_job_that_is_skipped_and_preempted_sends_no_invalid_id(make_engine: MakeEngine) -> None:
     """Place-holder ids of a skipped request went to the model. Little budget and little memory at once."""
     alone = [generate(make_engine(), prompt(10, i), 15) for i in range(4)]
-    engine = watched(make_engine(token_budget=10, kv_tokens=60))
+    engine = watched(make_engine(token_budget=10, kv_tokens=60, clock=long_pauses()))
     turns = [
         Turn(prompt(10, i), 15, guesses(prompt(10, i) + alone[i], 2, 1, VOCAB), session_id=str(i)) for i in range(4)
     ]

@@ -15,7 +15,7 @@ from specdec.lm.network import BLOCK
 from target_service.engine import Engine, ForwardReport
 from target_service.session import TargetSession, VerifyJob, VerifyResult
 from tests.target_service.conftest import VOCAB, MakeEngine
-from tests.target_service.driver import GREEDY, Turn, bushes, generate, guesses, ids, run
+from tests.target_service.driver import GREEDY, Turn, bushes, generate, guesses, ids, long_pauses, run
 from tests.target_service.test_engine import SEEDED, prompt
 from tests.tiny_models import FAMILIES
 
@@ -97,7 +97,7 @@ def test_what_is_only_cached_goes_first_then_idle_sessions_the_least_recently_us
     make_engine: MakeEngine,
 ) -> None:
     reports: list[ForwardReport] = []
-    engine = make_engine(kv_tokens=6 * BLOCK, report=reports.append)
+    engine = make_engine(kv_tokens=6 * BLOCK, report=reports.append, clock=long_pauses())
     sessions = [opened(engine, prompt(BLOCK + 8, i), str(i)) for i in range(3)]
     engine.close(sessions[1])
 
@@ -121,7 +121,7 @@ def test_sessions_that_drive_each_other_out_get_what_they_would_get_alone(make_e
     prompts = [prompt(BLOCK + 20 + 3 * i, i) for i in range(4)]
     alone = [generate(make_engine(), p, 12) for p in prompts]
     reports: list[ForwardReport] = []
-    engine = make_engine(kv_tokens=4 * BLOCK, token_budget=24, report=reports.append)
+    engine = make_engine(kv_tokens=4 * BLOCK, token_budget=24, report=reports.append, clock=long_pauses())
     turns = [
         Turn(p, 12, guesses(p + out, 2, 1, VOCAB), session_id=str(i))
         for i, (p, out) in enumerate(zip(prompts, alone, strict=True))
@@ -134,7 +134,7 @@ def test_sessions_that_drive_each_other_out_get_what_they_would_get_alone(make_e
 
 def test_a_full_pool_with_a_shared_tail_goes_on(make_engine: MakeEngine) -> None:
     """A copy needs a block more than there is, until the other holder lets go of it."""
-    engine = make_engine(kv_tokens=3 * BLOCK, token_budget=256)
+    engine = make_engine(kv_tokens=3 * BLOCK, token_budget=256, clock=long_pauses())
     context = prompt(2 * BLOCK)
     idle, second = opened(engine, context, "idle"), opened(engine, context, "second")
     assert (idle.sequence.blocks == second.sequence.blocks).all()
