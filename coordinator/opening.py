@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,17 +33,20 @@ class Opened:
 
 
 class Opening:
-    """Turns an admitted request into a session under our epoch."""
+    """Turns an admitted request into a session under our epoch. serves: whether any verifier has the model of this
+    fingerprint."""
 
-    def __init__(self, store: SessionStore, codec: TextCodec) -> None:
+    def __init__(self, store: SessionStore, codec: TextCodec, serves: Callable[[str], bool]) -> None:
         self._store = store
         self._codec = codec
+        self._serves = serves
 
     async def open(
         self, admitted: Admitted, index: int, target: ReplicaInfo, max_context: int, owner: str = ""
     ) -> Opened:
-        """The session for choice `index`; a new one is pinned to the model of `target`. owner: name of the caller's
-        key; a session of another's does not exist for it.
+        """The session for choice `index`; a new one is pinned to the model of `target`, as is the next turn of one
+        whose own model nobody serves any more. owner: name of the caller's key; a session of another's does not exist
+        for it.
 
         Raises NotFound, FailedPrecondition (another owner runs it), InvalidArgument (it does not fit its session),
         Unavailable."""
@@ -55,7 +58,7 @@ class Opening:
             raise missing(admitted.session_id)
         if admitted.kind == "resume":
             return await self._resume(admitted, record)
-        return await self._next_turn(admitted, max_context)
+        return await self._next_turn(admitted, target, max_context)
 
     async def _create(self, admitted: Admitted, index: int, target: ReplicaInfo, owner: str) -> Opened:
         record = SessionRecord(
@@ -83,8 +86,10 @@ class Opening:
             raise
         return Opened(record, received)
 
-    async def _next_turn(self, admitted: Admitted, max_context: int) -> Opened:
+    async def _next_turn(self, admitted: Admitted, target: ReplicaInfo, max_context: int) -> Opened:
         old = await self._take(admitted.session_id)
+        if not self._serves(old.fingerprint):
+            old = replace(old, fingerprint=target.model_fingerprint, dtype=target.dtype)
         try:
             old = _truncated(old, admitted.received_tokens)
             ids, messages = await asyncio.to_thread(self._extended, old, admitted)

@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from redis.exceptions import (
     ClusterError,
     ConnectionError,
+    NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -27,17 +28,19 @@ from coordinator.store.redis_scripts import Script
 from specdec.core.errors import Unavailable
 from specdec.edge.redis_clients import RedisClient
 
-# What a failover, a restart or a cut network shows for a while. Anything else is a bug, raised as it is.
+# What a failover, a restart, a cut network or a server that will not have us shows for a while. Anything else is a bug,
+# raised as it is.
 _TRANSIENT = (
     ConnectionError,
     RedisTimeoutError,
     ReadOnlyError,
+    NoPermissionError,
     ClusterError,
     RedisClusterException,
     TryAgainError,
     OSError,
 )
-_TRANSIENT_CODES = ("NOREPLICAS ", "MISCONF ", "BUSY ")
+_TRANSIENT_CODES = ("NOREPLICAS ", "MISCONF ", "BUSY ", "DENIED ")
 _FIRST_BACKOFF_S = 0.005
 _LAST_BACKOFF_S = 0.25
 

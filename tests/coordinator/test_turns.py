@@ -19,7 +19,7 @@ from specdec.core.randomness import choice_seed
 from specdec.core.sampling import SamplingParams
 from specdec.edge.messages import Refusal
 from tests.fakes.scripted import Request
-from tests.fakes.stack import Stack, scripted_drafter, scripted_target, stack
+from tests.fakes.stack import Stack, scripted_drafter, scripted_target, stack, until
 from tests.fakes.tables import FIRST_LETTER, MARKOV_5, MARKOV_5_DRAFT, Logits, Table, counter, letters_folder
 from tests.reference import reference_tokens
 from tests.toy_tokenizers import EOS_ID, save_folder, toy_vocab_size
@@ -153,6 +153,27 @@ async def test_a_chat_turn_is_the_chat_as_the_template_writes_it(tmp_path: Path,
     assert record is not None
     assert list(record.messages) == chat
     assert record.token_ids[: record.turn_start].tolist() == codec.chat_prompt_ids(chat)
+
+
+async def test_a_conversation_outlives_its_model(tmp_path: Path) -> None:
+    """A turn stays with the model that it began on, and so does the next. Once no verifier has that any more, it begins
+    on what there is."""
+    folder = letters_folder(tmp_path / "m", SIZE)
+    both = [
+        scripted_target(COUNTER, folder, replica_id=name, info_overrides={"model_fingerprint": name})
+        for name in ("old", "new")
+    ]
+    async with stack(folder, both, []) as s:
+        first = await s.generate(token_ids=[1], max_tokens=3, **GREEDY)
+        session = first.started.session_id
+        used, other = sorted(both, key=lambda target: not target.sent(session))
+        for _ in range(4):
+            await s.generate(session_id=session, token_ids=[7], max_tokens=3, **GREEDY)
+        assert not other.sent(session)
+        await s.kill(used)
+        await until(lambda: len(s.targets.ready()) == 1)
+        last = await s.generate(session_id=session, token_ids=[9], max_tokens=3, **GREEDY)
+    assert last.ids == [10, 11, 12] and other.sent(session)
 
 
 async def test_a_turn_of_another_kind_is_refused_and_the_session_left_free(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
-from redis.exceptions import ConnectionError, ResponseError
+from redis.exceptions import ConnectionError, NoPermissionError, ResponseError
 
 from coordinator.store.redis_link import RedisLink, backoff
 from coordinator.store.redis_scripts import LOAD
@@ -84,6 +84,21 @@ async def test_failures_to_the_end_of_the_deadline_are_unavailable_with_their_ca
         with pytest.raises(Unavailable) as caught:
             await link(fail, deadline=0.1).run(LOAD, ("k",), ())
     assert caught.value.reason == "STORE_UNAVAILABLE" and isinstance(caught.value.__cause__, ConnectionError)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [ResponseError("DENIED Redis is running in protected mode"), NoPermissionError("this user has no permissions")],
+    ids=["protected", "not allowed"],
+)
+async def test_a_server_that_will_not_have_us_is_unavailable_and_no_bug_of_ours(refusal: Exception) -> None:
+    """Health then says that the store is not there, instead of ending."""
+
+    async def refuse() -> None:
+        raise refusal
+
+    with pytest.raises(Unavailable):
+        await link(refuse, deadline=0.05).run(LOAD, ("k",), ())
 
 
 async def test_a_hang_ends_at_the_deadline() -> None:
