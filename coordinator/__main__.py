@@ -63,7 +63,7 @@ async def serve(config: CoordinatorConfig) -> None:
                 tls=tls if config.tls_certificate else None,
                 clients=config.tls_clients,
             )
-            async with server, watch_readiness(server, targets, store):
+            async with server, watch_readiness(server, targets, store, metrics):
                 settle_garbage()
                 log.info("serving on %s:%d", config.host, server.port)
                 await run_until_signal(server, drain=_nothing, grace=config.drain_grace)

@@ -14,7 +14,7 @@ from specdec.edge import telemetry as names
 from specdec.edge.messages import Timing
 from specdec.edge.telemetry import Attributes, CoordinatorMetrics
 
-CAUGHT_UP = 64  # context tokens that a drafter computes in a usual cycle at most
+CAUGHT_UP = 64  # context tokens that a replica computes in a usual cycle at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class Cycle:
         return self.num_accepted + bool(self.drafted.draft.tree.children[last])
 
     def outcome(self) -> CycleOutcome:
-        """A prompt or a retry measures nothing for the next cycle, nor does a context that a drafter had to compute.
+        """A prompt or a retry measures nothing for the next cycle, nor does a context that had to be computed anew.
         Waiting for a draft that did not come does: it is what asking costs."""
         tree, timing = self.drafted.draft.tree, self.verified.timing
-        usual = self.number > 1 and self.verified.attempts == 1
+        usual = self.number > 1 and self.verified.attempts == 1 and timing.computed_tokens <= CAUGHT_UP
         verify = _compute_seconds(timing)
         draft = _compute_seconds(self.drafted.timing)
         caught_up = self.drafted.timing.computed_tokens <= CAUGHT_UP

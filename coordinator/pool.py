@@ -84,6 +84,10 @@ class Pool:
         """Replicas that fit and answer, those set aside or draining included: any of them may serve a session yet."""
         return [replica for replica in self.replicas.values() if replica.state is State.READY]
 
+    def serves(self, fingerprint: str) -> bool:
+        """Whether a member has this model and does not leave; one that is only set aside comes back."""
+        return any(r.info.model_fingerprint == fingerprint and not r.draining for r in self.members())
+
     def infos(self) -> list[ReplicaInfo]:
         """Of its members."""
         return [replica.info for replica in self.members()]

@@ -71,7 +71,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         experience = Experience(lambda: len(targets.ready()))
         served = ServedDrafters(drafters, targets)
         self._wiring = Wiring(config, codec, store, targets, drafters, served, telemetry, metrics, drift, experience)
-        self._opening = Opening(store, codec, lambda fingerprint: bool(targets.ready(fingerprint=fingerprint)))
+        self._opening = Opening(store, codec, targets.serves)
         self._active = 0
         metrics.active_streams.set(lambda: self._active)
         metrics.speculation_enabled.set(lambda: int(not self._disabled_reason()))

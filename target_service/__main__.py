@@ -59,7 +59,11 @@ async def serve(config: TargetConfig, env: Mapping[str, str]) -> None:
                     sharing = await shared(config, metrics, engine, stack)
                     batcher: Batcher = await stack.enter_async_context(
                         MicroBatcher(
-                            engine.step, queue_limit=config.queue_limit, thread=thread, patience=service.patience
+                            engine.step,
+                            queue_limit=config.queue_limit,
+                            thread=thread,
+                            patience=service.patience,
+                            parked=lambda job: job.parked,
                         )
                     )
                     service.open(loaded, engine, batcher, sharing)

@@ -29,6 +29,7 @@ Finished = tuple[VerifyJob, VerifyResult]
 
 _log = logging.getLogger(__name__)
 
+GIVE_UP = 0.7  # of a message's budget, after which it is refused for want of room: its sender can still go elsewhere
 PAUSE = 0.002  # seconds between two looks where all that wait need room
 
 
@@ -176,6 +177,8 @@ class Engine:
         job.fresh_from = first_wanted(opening, session.delivered, context)
         session.sequence.rewind(context[: job.fresh_from])
         session.last_used, job.eligible = self._clock(), self._step
+        if request.budget_us:
+            job.until = session.last_used + GIVE_UP * request.budget_us / 1e6
         job.begun = True
         return None
 

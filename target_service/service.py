@@ -100,7 +100,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
 
     @property
     def _stepped(self) -> float:
-        return math.inf if self._batcher.running else self._batcher.last_step_finished_at
+        return math.inf if self._batcher.under_way else self._batcher.last_step_finished_at
 
     async def Info(self, request: common_pb2.InfoRequest, context: Context) -> common_pb2.ReplicaInfo:
         self._check_ready()

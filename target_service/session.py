@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,21 +35,28 @@ class TargetSession:
 
 @dataclass(slots=True, eq=False)
 class VerifyJob:
-    """One message of one session; everything but the first two fields is the engine's. eligible: number of
-    the step since which it has been waiting for rows. fresh_from: the context position from which on its rows are
-    computed for it, whoever holds them. found_tokens: context tokens that the prefix cache had, beyond what the session
-    held. logits: of the wanted rows computed so far; hidden: [rows, layers, size], of the tapped rows."""
+    """One message of one session; everything but the first two fields is the engine's. eligible: number of the step
+    since which it has been waiting for rows. until: seconds, when it is given up if it has no room. fresh_from: the
+    context position from which on its rows are computed for it, whoever holds them. found_tokens: context tokens that
+    the prefix cache had, beyond what the session held. logits: of the wanted rows computed so far; hidden: [rows,
+    layers, size], of the tapped rows."""
 
     session: TargetSession
     request: VerifyRequest
     begun: bool = False
     admitted: bool = False
     eligible: int = 0
+    until: float = math.inf
     fresh_from: int = 0
     computed_tokens: int = 0
     found_tokens: int = 0
     logits: list[torch.Tensor] = field(default_factory=list)
     hidden: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def parked(self) -> bool:
+        """It waits for room."""
+        return self.begun and not self.admitted
 
     @property
     def rows(self) -> int:

@@ -62,7 +62,8 @@ class MicroBatcher(Generic[Job, Result]):
     it was given and no other. Jobs are told apart by identity; one object may be submitted once at a time.
 
     thread: from `compute_thread`, the owner's to shut down; None: one of its own. patience: seconds to wait for more
-    before a step of these jobs, 0: none; asked again whenever one has come or the time is over.
+    before a step of these jobs, 0: none; asked again whenever one has come or the time is over. parked: whether a job
+    that steps were given waits for something else than its turn, so that it counts as queued all the same.
 
     Use as `async with`. On exit the step in flight ends, pending calls run, pending jobs fail with
     Unavailable."""
@@ -75,10 +76,12 @@ class MicroBatcher(Generic[Job, Result]):
         name: str = "compute",
         thread: ThreadPoolExecutor | None = None,
         patience: Callable[[list[Job]], float] = lambda jobs: 0.0,
+        parked: Callable[[Job], bool] = lambda job: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._given = thread
         self._patience = patience
+        self._parked = parked
         self._step = step
         self._queue_limit = queue_limit
         self._clock = clock
@@ -99,6 +102,11 @@ class MicroBatcher(Generic[Job, Result]):
     def running(self) -> int:
         """Jobs given to a step and not finished."""
         return len(self._running)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a step has begun a job that it has not finished."""
+        return any(not self._parked(entry.job) for entry in self._running.values())
 
     def healthy(self, within: float) -> bool:
         """Whether a step finished, or work began, in the last `within` seconds; always true with nothing to
@@ -189,7 +197,7 @@ class MicroBatcher(Generic[Job, Result]):
         """Until nobody is waited for any more. Calls wait for nobody, nor does what a step has begun. Those whom the
         last step answered go first: before that nobody can tell when they will be back."""
         await asyncio.sleep(0)
-        while self._queue and not (self._running or self._closing):
+        while self._queue and not (self.under_way or self._closing):
             seconds = self._patience([entry.job for entry in self._queue.values()])
             if seconds <= 0:
                 return
@@ -207,7 +215,7 @@ class MicroBatcher(Generic[Job, Result]):
         self._queue.clear()
         batch = list(self._running.values())
         finished = await self._compute(batch)
-        if batch:
+        if finished or self.under_way:
             self.last_step_finished_at = self._clock()
         for entry, outcome in finished:
             self._running.pop(id(entry.job), None)
@@ -239,15 +247,17 @@ class MicroBatcher(Generic[Job, Result]):
             return [(entry, error) for entry in given]
         seconds = self._clock() - begun
         for entry in given:
-            entry.compute += seconds
+            if self._parked(entry.job):
+                entry.started = None
+            else:
+                entry.compute += seconds
         return [(entry, self._outcome(entry, result, len(given))) for entry, result in finished]
 
-    @staticmethod
-    def _outcome(entry: _Entry[Job, Result], result: Result, batch_size: int) -> Served[Result] | Exception:
+    def _outcome(self, entry: _Entry[Job, Result], result: Result, batch_size: int) -> Served[Result] | Exception:
         if isinstance(result, Exception):
             return result
-        assert entry.started is not None
-        return Served(result, entry.started - entry.submitted, entry.compute, batch_size)
+        started = self._clock() if entry.started is None else entry.started
+        return Served(result, started - entry.submitted, entry.compute, batch_size)
 
 
 def _match(

@@ -32,7 +32,7 @@ class HealthConfig:
     tls_certificate: str | None = field(default=None, metadata=CERTIFICATE_OPTION)
     tls_key: str | None = field(default=None, metadata=KEY_OPTION)
     tls_ca: str | None = field(default=None, metadata=CA_OPTION)
-    tls_replica_name: str | None = field(
+    health_tls_name: str | None = field(
         default=None, metadata={"help": "name in the process' certificate; unset: 127.0.0.1"}
     )
 
@@ -59,7 +59,7 @@ def main() -> None:
     except ConfigError as error:
         exit_with(error, PROG)
     address = f"127.0.0.1:{config.port}"
-    name = config.tls_replica_name
+    name = config.health_tls_name
     sys.exit(asyncio.run(trouble(address, config.health_service, config.health_timeout, tls, name)))
 
 

@@ -74,6 +74,7 @@ class GrpcServer:
         self._in_flight = _InFlight()
         self._tls = tls
         self._clients = clients
+        self._leaving = False
         self.port = port
 
     @property
@@ -85,12 +86,17 @@ class GrpcServer:
         """Returns when no call of the services is in progress."""
         await self._in_flight.none.wait()
 
+    async def leave(self) -> None:
+        """From here on no new calls may come, whatever `set_serving` is told."""
+        self._leaving = True
+        await self.set_serving(False)
+
     async def set_serving(self, serving: bool, *, live: bool = True) -> None:
         """What grpc.health.v1 answers. serving: for "" and for each service, whether new calls may come. live: for
         LIVE; False: it will not serve again by itself, or has not come up yet. Load, a drain or the loss of others
         change the first and never the second: a restart would mend none of them."""
         kinds = health_pb2.HealthCheckResponse
-        answers = {LIVE: live, **dict.fromkeys(("", *self._services), serving)}
+        answers = {LIVE: live, **dict.fromkeys(("", *self._services), serving and not self._leaving)}
         for name, well in answers.items():
             await self._health.set(name, kinds.SERVING if well else kinds.NOT_SERVING)
 
@@ -147,7 +153,7 @@ async def run_until_signal(server: GrpcServer, drain: Callable[[], Awaitable[Non
     try:
         await first.wait()
         _log.info("draining %d calls, at most %.1f s", server.active_calls, grace)
-        await server.set_serving(False)
+        await server.leave()
         await _drain(server, drain, second, grace)
         await server.stop()
     finally:

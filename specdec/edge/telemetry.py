@@ -79,6 +79,10 @@ _ALPHA = tuple(i / 20 for i in range(1, 21))
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
+OUTCOMES = ("ok", "cancelled", "refused", "overloaded", "error")
+FALLBACKS = ("late", "lost", "refused", "no_drafter", "bad_draft", "draft_context")
+
+
 class CoordinatorMetrics:
     """phase: draft, verify, accept, commit. position: 0 for the first draft token. role: draft, target. drafter: a name
     that replicas serve. Only a handful of values each: every one is a series."""
@@ -138,6 +142,7 @@ class CoordinatorMetrics:
         )
         self.ready_replicas = gauge("specdec_ready_replicas", "replicas in use", ["role"])
         self.speculation_enabled = gauge("specdec_speculation_enabled", "1 if drafts are asked for")
+        self.ready = gauge("specdec_ready", "1 while calls may come: a verifier is ready, and the store answers")
         self.active_streams = gauge("specdec_active_streams", "Generate calls in progress")
         self.resumes = counter("specdec_resumes_total", "turns taken up again by a client")
         self.reopens = counter("specdec_reopens_total", "sessions reopened on another replica", ["role", "reason"])
@@ -146,6 +151,11 @@ class CoordinatorMetrics:
             "Generate calls ended: ok, cancelled, refused (the caller's mistake), overloaded, error",
             ["outcome"],
         )
+        # What is first counted by its first event has no increase that a query sees.
+        for outcome in OUTCOMES:
+            self.requests.add(0, outcome=outcome)
+        for cause in FALLBACKS:
+            self.fallbacks.add(0, cause=cause)
         self.finishes = counter("specdec_finishes_total", "turns that came to their end", ["reason"])
         self.lossy_turns = counter(
             "specdec_lossy_turns_total", "turns under typical acceptance: their output does not have the target's law"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.end_to_end.clusters import tiny_folder
 
 FIRED = 0.9  # share of the faults
 SPREAD = 0.12  # of the model's weights: its laws are far from uniform
+ENOUGH = 30  # outputs without a seed before their law is judged
 SHARPER = 1.1  # a law that the test must tell from the right one, as an inverse temperature
 SOAKED = 48  # generations of a round
 MORE_FILES, MORE_BYTES = 8, 4 << 20  # what the second half of a soak may add to a process: sockets and caches breathe
@@ -52,14 +54,15 @@ async def chaos(generations: int, seed: int) -> int:
             outcomes = await run(scene, kinds, seed)
             left = await scene.left_behind()
         free = [(outcome.prompt, outcome.ids) for outcome in outcomes if outcome.expected is None and outcome.right]
-        lawful = await asyncio.to_thread(law.p_value, model, free)
-        sharper = await asyncio.to_thread(law.p_value, model, free, 1 / SHARPER)
+        judged = len(free) >= ENOUGH
+        lawful = await asyncio.to_thread(law.p_value, model, free) if judged else math.nan
+        sharper = await asyncio.to_thread(law.p_value, model, free, 1 / SHARPER) if judged else math.nan
     Console(width=120).print(shown(outcomes))
     fired = sum(outcome.fired for outcome in outcomes)
     wrong = [outcome for outcome in outcomes if not outcome.right]
     print(f"{len(outcomes)} generations, {fired} disturbed mid-stream, {len(wrong)} wrong; left: {left or 'nothing'}")
     print(f"{len(free)} without a seed: p {lawful:.3g} that they have the model's law, {sharper:.3g} a sharper one")
-    bent = lawful < law.SUSPICIOUS or sharper > law.SUSPICIOUS
+    bent = judged and (lawful < law.SUSPICIOUS or sharper > law.SUSPICIOUS)
     return int(bool(wrong or left or bent or fired < FIRED * len(outcomes)))
 
 

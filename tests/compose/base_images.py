@@ -4,6 +4,7 @@ Redis, under each of their names. It knows how this host reaches pip's index."""
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import ssl
 import subprocess
@@ -70,7 +71,7 @@ def _pip_conf() -> str:
     settings = {"cert": f"/{BUNDLE}", "timeout": "120"}
     known = _pip_settings()
     if "index-url" in known:
-        settings["index-url"] = known["index-url"]
+        settings["index-url"] = re.sub(r"(?<=://)[^/@]*@", "", known["index-url"])  # it stays in the images
     if _wheel_folders():
         settings["find-links"] = f"http://127.0.0.1:{WHEELS_PORT}/"
     return "[global]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items())

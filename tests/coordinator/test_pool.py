@@ -193,7 +193,7 @@ async def test_health_says_whether_requests_can_be_served(tmp_path: Path, monkey
     target, drafter = scripted_target(MARKOV_5, folder, script=wait), scripted_drafter(MARKOV_5_DRAFT, folder)
     async with (
         stack(folder, [target], [drafter], store=store) as s,
-        watch_readiness(s.server, s.targets, store),
+        watch_readiness(s.server, s.targets, store, s.servicer._wiring.metrics),
         open_channel(s.address) as channel,
     ):
         health = health_pb2_grpc.HealthStub(channel)

@@ -50,8 +50,8 @@ async def test_it_shows_the_certificate_that_the_process_itself_shows(tmp_path: 
     environment = {name.upper(): str(file) for name, file in files.items()}
     async with GrpcServer({}, host="127.0.0.1", port=0, tls=tls, clients=True) as server:
         await server.set_serving(True)
-        assert await asked(server.port, TLS_REPLICA_NAME="replica.internal", **environment) == (0, "")
-        code, _ = await asked(server.port, TLS_REPLICA_NAME="another.internal", **environment)
+        assert await asked(server.port, HEALTH_TLS_NAME="replica.internal", **environment) == (0, "")
+        code, _ = await asked(server.port, HEALTH_TLS_NAME="another.internal", **environment)
         assert code == 1
         code, said = await asked(server.port, **{**environment, "TLS_KEY": str(tmp_path / "gone")})
         assert code == 2 and "tls_key" in said
