@@ -144,6 +144,12 @@ class RedisProcess:
     def command(self, *words: str | int) -> Any:
         return self.admin.execute_command(*words)  # type: ignore[no-untyped-call]
 
+    def promote(self) -> None:
+        """A replica no more, after a restart neither."""
+        self.command("REPLICAOF", "NO", "ONE")
+        at = self._options.index("--replicaof")
+        self._options = (*self._options[:at], *self._options[at + 3 :])
+
     def pause(self) -> None:
         """SIGSTOP: connections stay open, nothing answers."""
         self._signal(signal.SIGSTOP)

@@ -161,7 +161,7 @@ class Scene:
         await asyncio.sleep(lost)
         old.kill()
         new.resume()
-        await asyncio.to_thread(new.command, "REPLICAOF", "NO", "ONE")
+        await asyncio.to_thread(new.promote)
         self.redis, self.redis_proxy.behind = new, new.port
         self.redis_proxy.cut()
 

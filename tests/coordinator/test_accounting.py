@@ -38,18 +38,22 @@ def liar(context: Sequence[int], k: int) -> list[int]:
     return [(i + 1) % SIZE for i in oracle(context, k)]
 
 
-async def said_to_be_slow(request: Any, reply: Any) -> Any:
-    """By its own account, which is what the planner goes by: beside it a draft costs little on any machine."""
-    return replace(reply, timing=replace(reply.timing, compute_us=20_000))
+def said_to_take(seconds: float) -> Any:
+    """By a replica's own account, which is what the planner goes by: beside that no machine's pace matters."""
+
+    async def script(request: Any, reply: Any) -> Any:
+        return replace(reply, timing=replace(reply.timing, compute_us=int(1e6 * seconds)))
+
+    return script
 
 
 @asynccontextmanager
 async def counting(
-    tmp_path: Path, propose: Any = oracle, script: Any = honest, **settings: Any
+    tmp_path: Path, propose: Any = oracle, verifier: Any = honest, proposer: Any = honest, **settings: Any
 ) -> AsyncIterator[tuple[Stack, Scripted]]:
     folder = letters_folder(tmp_path / "m", SIZE)
-    drafter = scripted_drafter(COUNTER, folder, propose=propose)
-    async with stack(folder, [scripted_target(COUNTER, folder, script=script)], [drafter], **settings) as s:
+    drafter = scripted_drafter(COUNTER, folder, propose=propose, script=proposer)
+    async with stack(folder, [scripted_target(COUNTER, folder, script=verifier)], [drafter], **settings) as s:
         yield s, drafter
 
 
@@ -302,7 +306,8 @@ async def test_what_one_request_taught_is_where_the_next_begins_and_no_more(tmp_
     own, which begins with what the last one of its kind handed on. A liar makes the first request give up drafting; the
     second is careful, gives the same output, and drafts again once it has seen that it pays."""
     chosen: list[Propose] = [liar]
-    async with counting(tmp_path, lambda context, k: chosen[-1](context, k), said_to_be_slow) as (s, drafter):
+    paces = said_to_take(0.5), said_to_take(0.1)
+    async with counting(tmp_path, lambda context, k: chosen[-1](context, k), *paces) as (s, drafter):
         first = await s.generate(token_ids=[1], max_tokens=60, temperature=0.0)
         chosen.append(oracle)
         second = await s.generate(token_ids=[1], max_tokens=200, temperature=0.0)
