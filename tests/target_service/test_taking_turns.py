@@ -61,7 +61,7 @@ def lived(make_engine: MakeEngine, share: float, prefill: float) -> tuple[float,
         clock.forward(sum(segment.rows for segment in segments))
         return compute(segments, layers)
 
-    engine._runner.compute = computed  # type: ignore[method-assign]
+    engine._runner.compute = computed  # type: ignore[method-assign, assignment]
     turns = crowd()
     run(engine, turns, max_steps=100_000)
     return clock.now, [turn.output for turn in turns]
