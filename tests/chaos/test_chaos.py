@@ -11,7 +11,7 @@ from tests.chaos.faults import SHORT
 from tests.chaos.scene import Scene
 from tests.end_to_end.clusters import tiny_folder
 
-SOAKED = 48  # generations, of which half are left
+SOAKED = 24  # generations, of which half are left
 
 
 @pytest.mark.scenario("B94", "B96", "B97", "B106", "B111")
@@ -25,11 +25,9 @@ async def test_no_fault_changes_loses_or_doubles_a_token_and_nothing_is_left_beh
         assert [outcome for outcome in outcomes if not outcome.right] == []
         assert sum(outcome.fired for outcome in outcomes) >= 0.9 * len(outcomes), "faults came too late to matter"
         assert await scene.left_behind() == {}
-        # Sockets of callers that left live until a collection of garbage: some of them, not one for each.
         await soak(scene, SOAKED)
         before = scene.descriptors()
-        for _ in range(2):
-            await soak(scene, SOAKED)
+        await soak(scene, SOAKED)
         assert await scene.left_behind() == {}
         grown = {name: now - before[name] for name, now in scene.descriptors().items()}
-        assert max(grown.values()) < SOAKED / 2, f"descriptors that nobody closes: {grown}"
+        assert max(grown.values()) < 8, f"descriptors that nobody closes: {grown}"  # connections to Redis come and go
