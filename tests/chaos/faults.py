@@ -166,9 +166,9 @@ SHORT = (
     "verifier: connections cut",
     "redis: connections cut",
     "redis: failover",
+    "drafter lies: draws of another law",  # in this place it meets a request whose drafts have laws
     "redis: killed and empty again",
     "redis: memory full",
     "redis: KV damaged",
     "verifier lies: impossible numbers",
-    "drafter lies: draws of another law",
 )
