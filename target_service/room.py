@@ -45,7 +45,7 @@ class Room:
         Once a job whose session has no room has to wait, others without may only use what is there already: nobody
         overtakes it to the memory. Who is at work goes on, and grows."""
         admitted, refused = [], []
-        overtaken, asking = False, {job.session for job in waiting}
+        overtaken = False
         for job in waiting:
             if job.rows > self._pool.capacity:
                 message = f"{job.rows} tokens of KV wanted, there is room for {self._pool.capacity} in all"
@@ -56,9 +56,7 @@ class Room:
                 session.kept_until = None
             grows = session.kept_until is not None
             if not job.admitted and (grows or not overtaken or not session.sequence.missing(job.rows)):
-                in_use = {other.session for other in waiting if other.admitted} | {session}
-                free = [s for s in sessions if s not in in_use]
-                job.admitted = self._make_room(job, sessions, free, asking, grows)
+                job.admitted = self._make_room(job, waiting, sessions, grows)
             if job.admitted:
                 admitted.append(job)
             elif self._clock() >= job.until:
@@ -68,54 +66,70 @@ class Room:
         return admitted, refused
 
     def _make_room(
-        self,
-        job: VerifyJob,
-        sessions: Collection[TargetSession],
-        free: Sequence[TargetSession],
-        asking: Collection[TargetSession],
-        grows: bool,
+        self, job: VerifyJob, waiting: Sequence[VerifyJob], sessions: Collection[TargetSession], grows: bool
     ) -> bool:
         """Reserve the rows of the whole job, what the prefix cache has of them included, at the cost of others."""
         sequence, now = job.session.sequence, self._clock()
         sequence.adopt(job.session.context[: job.fresh_from])
-        holders = [s for s in free if s.sequence.allocated]
-        idle = [s for s in holders if s not in asking and now - s.last_used > AWAY]
-        victims = sorted(idle, key=lambda s: s.last_used)
         wanted = BLOCK * sequence.missing(job.rows)
-        # Each of those at work will want a block soon. Whoever begins leaves it, or has what he took taken from others.
-        spare = 0 if grows else BLOCK * sum(s.kept_until is not None for s in sessions if s not in idle)
-        if wanted + spare > self._pool.kv_free + _held(victims):
-            if not grows and now < self._next_taking:
+        if not grows or wanted > self._pool.kv_free:  # nearly every job of those at work has its room already
+            victims = self._victims(job, waiting, sessions, grows, now)
+            if victims is None:
                 return False
-            working = {s: s.kept_until or -math.inf for s in holders if s not in idle}
-            if grows:  # from whoever came after him: the one who came first never has to wait, and comes to his end
-                mine = job.session.kept_until or -math.inf
-                victims += sorted(
-                    (s for s, kept in working.items() if kept > mine or s.kept_until is None), key=lambda s: -working[s]
-                )
-            else:
-                victims += sorted((s for s, kept in working.items() if kept <= now), key=lambda s: working[s])
-            if wanted > self._pool.kv_free + _held(victims):
-                return False
-        for victim in (None, *victims):
-            if victim is not None:
-                if not grows and victim not in idle:
-                    self._next_taking = now + self._while_computing(job.rows, TAKEN)
+            for victim in victims:
+                if wanted <= self._pool.kv_free:
+                    break
                 victim.sequence.release()
                 victim.kept_until = None
-            try:
-                sequence.reserve(job.rows)
-            except ResourceExhausted:
-                continue
-            job.found_tokens = sequence.adopted
-            if not grows:
-                job.session.kept_until = now + self._while_computing(job.rows, KEPT)
-            return True
-        return False
+        try:
+            sequence.reserve(job.rows)
+        except ResourceExhausted:  # blocks of victims that others hold too are not free
+            return False
+        job.found_tokens = sequence.adopted
+        if not grows:
+            job.session.kept_until = now + self._while_computing(job.rows, KEPT)
+        return True
+
+    def _victims(
+        self,
+        job: VerifyJob,
+        waiting: Sequence[VerifyJob],
+        sessions: Collection[TargetSession],
+        grows: bool,
+        now: float,
+    ) -> list[TargetSession] | None:
+        """Whose room may be taken, in this order, if it comes to that; None: what they have would not do."""
+        asking = {other.session for other in waiting}
+        in_use = {other.session for other in waiting if other.admitted} | {job.session}
+        holders = [s for s in sessions if s not in in_use and s.sequence.allocated]
+        idle = {s for s in holders if s not in asking and now - s.last_used > AWAY}
+        victims = sorted(idle, key=lambda s: s.last_used)
+        wanted = BLOCK * job.session.sequence.missing(job.rows)
+        # Each of those at work will want a block soon. Whoever begins leaves it, or has what he took taken from others.
+        spare = 0 if grows else BLOCK * sum(s.kept_until is not None for s in sessions if s not in idle)
+        if wanted + spare <= self._pool.kv_free + _held(victims):
+            return victims
+        if not grows and now < self._next_taking:
+            return None
+        working = [s for s in holders if s not in idle]
+        if grows:  # from whoever came after him: the one who came first never has to wait, and comes to his end
+            mine = _kept(job.session)
+            working = sorted((s for s in working if s.kept_until is None or _kept(s) > mine), key=_kept, reverse=True)
+        else:
+            working = sorted((s for s in working if _kept(s) <= now), key=_kept)
+        if wanted > self._pool.kv_free + _held(victims) + _held(working):
+            return None
+        if not grows and wanted > self._pool.kv_free + _held(victims):
+            self._next_taking = now + self._while_computing(job.rows, TAKEN)
+        return [*victims, *working]
 
     def _while_computing(self, rows: int, times: float) -> float:
         seconds = self._prefill(rows)
         return LEAST if math.isinf(seconds) else min(max(LEAST, times * seconds), MOST)
+
+
+def _kept(session: TargetSession) -> float:
+    return -math.inf if session.kept_until is None else session.kept_until
 
 
 def _held(sessions: Sequence[TargetSession]) -> int:

@@ -11,8 +11,9 @@ from pathlib import Path
 from tests.deploy.checks import CHECKS, OTHER, Facts
 from tests.deploy.kustomize import K8S, ROOT, build_all
 from tests.deploy.live import shown_by_processes
-from tests.deploy.queries import Series, of_dashboards, of_rules, recorded
+from tests.deploy.queries import of_dashboards, of_rules, recorded
 from tests.deploy.scaling import adapter_rules
+from tests.metrics import Series
 
 ADAPTER = K8S / "components" / "hpa" / "prometheus-adapter.yaml"
 RULES = ROOT / "observability" / "rules"

@@ -9,8 +9,9 @@ from functools import partial
 
 from tests.deploy import compose, images, lifecycle, network, probes, queries, scaling, security, settings, wiring
 from tests.deploy.manifests import Manifests
-from tests.deploy.queries import Query, Series
+from tests.deploy.queries import Query
 from tests.deploy.schemas import schemas
+from tests.metrics import Series
 
 
 @dataclass(frozen=True, slots=True)

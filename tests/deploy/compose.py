@@ -29,7 +29,7 @@ HEADROOM = 1.5  # memory of a Redis' container over what it may hold
 # What else may stand in the environment of our processes: of OpenTelemetry, OpenMP, Python, the hub.
 OTHERS = re.compile(r"OTEL_[A-Z_]+|OMP_NUM_THREADS|GOMP_SPINCOUNT|PYTHON[A-Z]+|HF_[A-Z_]+|NVIDIA_[A-Z_]+|CUDA_[A-Z_]+")
 _DURATION = re.compile(r"(?:(\d+)m)?(?:(\d+)s)?")
-_BYTES = {"k": 2**10, "kb": 2**10, "m": 2**20, "mb": 2**20, "g": 2**30, "gb": 2**30}
+_BYTES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
 Compose = Mapping[str, Any]
 
@@ -55,12 +55,17 @@ def pulled(compose: Compose) -> set[str]:
     return {service["image"] for service in ours if "build" not in service and "profiles" not in service}
 
 
+def is_setting(name: str, key: str) -> bool:
+    """Whether the process, or a library in it, reads this variable."""
+    return key.lower() in CONFIGS[name].__dataclass_fields__ or bool(OTHERS.fullmatch(key))
+
+
 def environment_names(compose: Compose) -> Iterator[str]:
     """Every setting is one that the process reads."""
     for name, cls in CONFIGS.items():
         known = {field.name.upper() for field in fields(cls)}
         for key in services(compose)[name].get("environment", {}):
-            if key not in known and not OTHERS.fullmatch(key):
+            if not is_setting(name, key):
                 near = difflib.get_close_matches(key, known, 1)
                 yield f"{name} has no setting {key}" + (f"; {near[0]} is meant?" if near else "")
 
@@ -221,7 +226,7 @@ def seconds(duration: str) -> float:
 
 
 def size(text: str) -> int:
-    """Bytes."""
-    match = re.fullmatch(r"(\d+)([a-z]*)", text.lower())
+    """Bytes, of 512mb as Redis and Compose write it, or 512Mi as Kubernetes does."""
+    match = re.fullmatch(r"(\d+)([kmg]?)[bi]?", text.lower())
     assert match, f"{text} is no size like 512mb"
-    return int(match[1]) * _BYTES.get(match[2], 1)
+    return int(match[1]) * _BYTES[match[2]]

@@ -4,7 +4,7 @@ import pytest
 
 from tests.deploy.__main__ import gathered
 from tests.deploy.checks import Facts
-from tests.deploy.live import declared
+from tests.metrics import declared
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,7 @@ import promql_parser
 import yaml
 
 from tests.deploy.manifests import Manifests, shown
-
-Series = Mapping[str, frozenset[str]]  # the labels of each metric
+from tests.metrics import Series
 
 SCRAPED = frozenset({"service_name", "namespace", "pod", "service", "container", "endpoint", "job", "instance", "le"})
 PROMETHEUS = frozenset({"up", "ALERTS", "scrape_duration_seconds", "scrape_samples_scraped"})  # its own series

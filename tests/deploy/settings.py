@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
 
-from coordinator.config import CoordinatorConfig
-from draft_service.config import DraftConfig
 from specdec.core.errors import ConfigError
 from specdec.edge.config import read_config
-from target_service.config import TargetConfig
+from tests.deploy.compose import CONFIGS, is_setting, size
 from tests.deploy.manifests import Manifests, Object, containers, pod, shown
 
-CONFIGS: Mapping[str, Any] = {"coordinator": CoordinatorConfig, "draft": DraftConfig, "target": TargetConfig}
-STANDARD = re.compile("OTEL_[A-Z_]+")  # the SDK's own
-UNITS = {"kb": 2**10, "mb": 2**20, "gb": 2**30, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 # What each Redis must be told, beside its memory.
 STORES = {
     "redis": {"maxmemory-policy": "noeviction", "appendonly": "yes"},
@@ -28,10 +20,9 @@ def names(manifests: Manifests) -> list[str]:
     """A key that no process knows is a setting that nobody reads."""
     found = []
     for workload, container, _ in manifests.processes:
-        known = {f.name.upper() for f in fields(CONFIGS[container["name"]])}
         for configmap in _read_by(manifests, container):
             for key in configmap.get("data") or {}:
-                if key not in known and not STANDARD.fullmatch(key):
+                if not is_setting(container["name"], key):
                     found.append(
                         f"{shown(configmap)}: {key} is no setting of {container['name']}: see `python -m "
                         f"{_module(container['name'])} --help` ({shown(workload)} reads it)"
@@ -76,7 +67,7 @@ def stores(manifests: Manifests) -> list[str]:
             if told.get(key) != value:
                 found.append(f"{shown(workload)}: {key} is {told.get(key)} in redis.conf: write {value}")
         limit = containers(workload)[0].get("resources", {}).get("limits", {}).get("memory", "0Mi")
-        if _bytes(told.get("maxmemory", "0mb")) > 0.7 * _bytes(limit) or not _bytes(told.get("maxmemory", "0mb")):
+        if size(told.get("maxmemory", "0")) > 0.7 * size(limit) or not size(told.get("maxmemory", "0")):
             found.append(
                 f"{shown(workload)}: maxmemory is {told.get('maxmemory')} of a limit of {limit}: write at most 70 % of "
                 "it, or the kernel ends the server"
@@ -104,8 +95,3 @@ def _read_by(manifests: Manifests, container: Object) -> list[Object]:
 
 def _module(process: str) -> str:
     return process if process == "coordinator" else f"{process}_service"
-
-
-def _bytes(text: str) -> int:
-    number, unit = re.fullmatch(r"(\d+)(\w+)", text).groups()  # type: ignore[union-attr]
-    return int(number) * UNITS[unit]

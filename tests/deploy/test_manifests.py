@@ -15,8 +15,9 @@ from tests.deploy import kustomize
 from tests.deploy.__main__ import ADAPTER
 from tests.deploy.checks import CHECKS, Facts
 from tests.deploy.kustomize import HOW_TO_GET_ONE, K8S
-from tests.deploy.live import declared, live, series_of
+from tests.deploy.live import live
 from tests.deploy.manifests import PROCESSES
+from tests.metrics import declared, series_of
 
 
 @pytest.mark.parametrize("name", CHECKS)

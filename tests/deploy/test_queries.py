@@ -32,6 +32,22 @@ def test_every_selector_of_an_expression_is_found() -> None:
     assert dict(selected(expr)) == {"specdec_phase_seconds_bucket": {"phase"}, "specdec_cycles_total": {"pod"}}
 
 
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("up", {("up", ())}),
+        ('a{x="b", y=~"c|d"} > 1.5e3', {("a", ("x", "y"))}),
+        ("sum by (le) (rate(a_bucket[5m] offset 1h))", {("a_bucket", ())}),
+        ("(a + b) and on (instance) rate(c[2m]) == 0", {("a", ()), ("b", ()), ("c", ())}),
+        ("job:a:rate5m / on () group_left () sum(b)", {("job:a:rate5m", ()), ("b", ())}),
+        ('count by (x) (a{s="it\'s \\"b\\" {c}"}) or vector(0)', {("a", ("s",))}),
+        ("sum(a)by(x) / sum(rate(b[$__rate_interval]))", {("a", ()), ("b", ())}),
+    ],
+)
+def test_metrics_and_labels_are_found(expression: str, expected: set[tuple[str, tuple[str, ...]]]) -> None:
+    assert {(name, tuple(sorted(labels))) for name, labels in selected(expression)} == expected
+
+
 def test_rules_are_read_with_what_they_make(tmp_path: Path) -> None:
     Path(tmp_path, "specdec.yml").write_text(RULES)
     found = unknown(of_rules(tmp_path), SERIES, recorded(tmp_path))

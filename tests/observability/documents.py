@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tests.deploy import queries
+from tests.metrics import Series, declared
 from tests.observability.prometheus import OBSERVABILITY, RULES
 
 DASHBOARDS = OBSERVABILITY / "grafana" / "dashboards"
@@ -40,7 +43,17 @@ def rules(kind: str) -> list[dict[str, Any]]:
 
 
 def recorded() -> frozenset[str]:
-    return frozenset(rule["record"] for rule in rules("record"))
+    return queries.recorded(RULES)
+
+
+def unknown(expression: str) -> list[str]:
+    """What a query reads that is neither exported nor recorded, and why it is no query if it is none."""
+    return queries.unknown([queries.Query("", expression)], _exported(), recorded())
+
+
+@cache
+def _exported() -> Series:
+    return declared()
 
 
 def dashboards() -> dict[str, dict[str, Any]]:

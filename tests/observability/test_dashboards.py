@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.observability.documents import Panel, dashboards, panels, read_yaml, recorded
-from tests.observability.exported import unknown
+from tests.deploy.queries import selected
+from tests.observability.documents import Panel, dashboards, panels, read_yaml, unknown
 from tests.observability.prometheus import OBSERVABILITY, promtool
-from tests.observability.promql import selectors
 
 PANELS = list(panels())
 PROVISIONING = OBSERVABILITY / "grafana" / "provisioning"
@@ -78,9 +77,8 @@ def test_every_query_parses(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.name)
 def test_every_query_reads_what_is_exported_or_recorded(panel: Panel) -> None:
-    found = [unknown(selector, recorded()) for query in queries(panel) for selector in selectors(query)]
-    assert found, "a query that reads nothing"
-    assert [each for each in found if each] == []
+    assert all([*selected(query)] for query in queries(panel)), "a query that reads nothing"
+    assert [sentence for query in queries(panel) for sentence in unknown(query)] == []
 
 
 def test_what_grafana_is_given_fits_together() -> None:
