@@ -18,12 +18,13 @@ CLOSE_SECONDS = 20.0
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below this one, parents first; none where it has gone. Linux."""
-    try:
-        lists = [(task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    children = [int(child) for text in lists for child in text.split()]
+    """All processes below this one, parents first; none where it has gone. Linux. Threads that end between being
+    listed and being read have no children."""
+    children: list[int] = []
+    with suppress(FileNotFoundError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                children += (int(child) for child in (task / "children").read_text().split())
     return [*children, *(below for child in children for below in descendants(child))]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.subjects.process import Subject, SubjectFailed
+from benchmarks.subjects.process import Subject, SubjectFailed, descendants
 
 Start = Callable[..., Subject]
 
@@ -77,3 +77,26 @@ def test_a_stopped_subject_goes_when_its_driver_is_killed(tmp_path: Path) -> Non
         gone, _, _ = select.select([subject], [], [], 10)
     os.close(subject)
     assert gone
+
+
+CHURNS = """
+import subprocess, sys, threading
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+print(child.pid, flush=True)
+while True:
+    threads = [threading.Thread(target=int) for _ in range(8)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+"""
+
+
+def test_children_are_seen_while_threads_come_and_go() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", CHURNS], stdout=subprocess.PIPE, text=True)
+    try:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert all(descendants(parent.pid) == [child] for _ in range(2_000))
+    finally:
+        parent.kill()
+        parent.communicate()
+    assert descendants(parent.pid) == []

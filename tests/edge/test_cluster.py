@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.subjects.process import descendants
 from specdec.edge.client import Client
 from specdec.edge.cluster import Cluster, ClusterSpec
 from specdec.edge.comparison import run
@@ -38,12 +39,6 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_folder(folder, "word_start")
 
 
-def descendants(pid: int) -> set[int]:
-    """Of a living process; Linux."""
-    children = {int(c) for task in Path(f"/proc/{pid}/task").iterdir() for c in (task / "children").read_text().split()}
-    return children.union(*(descendants(child) for child in children))
-
-
 def gone(pids: set[int]) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
@@ -64,7 +59,7 @@ async def test_up_serves_until_it_is_told_to_stop_and_leaves_nothing_behind(mode
             shown += line.decode()
         (address,) = re.findall(r"coordinator serves on (\S+)", shown)
         (logs,) = re.findall(r"logs: (\S+)", shown)
-        pids = descendants(up.pid)
+        pids = {*descendants(up.pid)}
         assert len(pids) == 3
         flags = ("--address", address, "--temperature", "0", "--max-tokens", "24", "--ignore-eos")
         answers = {
