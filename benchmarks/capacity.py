@@ -4,7 +4,8 @@
 
 Pace: so many sessions at two cycles a second each; overhead is a cycle's time beyond what the verifier took.
 Saturation: sessions whose verifications take no time, cycles a second of all together. Idle: memory of the coordinator
-with so many sessions that wait for a verification, over what it had without them."""
+with so many sessions that wait for a verification, over what it had without them. Draft lengths: one session whose
+drafts are always right and take no time either, by k: what a cycle costs must not grow with the tokens in it."""
 
 from __future__ import annotations
 
@@ -33,15 +34,19 @@ PACE = 0.5  # seconds of a verification: two cycles a second
 SATURATING = 64  # sessions
 READY = 60.0
 RAMP = 3.0  # seconds before anything counts
+DRAFT_LENGTHS = (0, 1, 2, 4, 8, 16)
 REQUEST: dict[str, Any] = {"token_ids": [1, 2, 3], "max_tokens": 100_000, "temperature": 0.0, "ignore_eos": True}
+PLAIN = {"num_draft_tokens": 0}
 
 
 @dataclass
 class Heard:
-    """By all clients. overhead: seconds of cycles beyond their verifications; cycles: since `counting`."""
+    """By all clients, since `counting`. overhead: seconds of cycles beyond their verifications."""
 
     counting: bool = False
     cycles: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     overhead: list[float] = field(default_factory=list)
 
     def add(self, chunk: Chunk) -> None:
@@ -49,6 +54,8 @@ class Heard:
             self.cycles += 1
             timing = chunk.timing
             self.overhead.append((timing.cycle_us - timing.verify_compute_us) / 1e6)
+            self.draft_tokens += chunk.num_draft_tokens
+            self.accepted_tokens += chunk.num_accepted_tokens
 
 
 @dataclass
@@ -75,7 +82,7 @@ class Bench:
 async def bench(folder: str, logs: Path, sessions: int) -> AsyncIterator[Bench]:
     pace = logs / "pace"
     pace.write_text("0")
-    ports = free_ports(VERIFIERS + 1)
+    ports = free_ports(VERIFIERS + 2)
     async with AsyncExitStack() as exits:
 
         async def started(name: str, module: str, *arguments: str) -> ChildProcess:
@@ -91,12 +98,13 @@ async def bench(folder: str, logs: Path, sessions: int) -> AsyncIterator[Bench]:
             exits.push_async_callback(child.stop, 1.0)
             return child
 
-        for i, port in enumerate(ports[1:]):
+        for i, port in enumerate(ports[2:]):
             await started(f"verifier-{i}", "benchmarks.subjects.instant_verifier", folder, str(port))
         coordinator = await started(
             "coordinator",
             "coordinator",
-            *("--model", folder, "--target-addresses", ",".join(f"127.0.0.1:{port}" for port in ports[1:])),
+            *("--model", folder, "--target-addresses", ",".join(f"127.0.0.1:{port}" for port in ports[2:])),
+            *("--draft-addresses", f"127.0.0.1:{ports[1]}"),  # nobody there: drafts are the coordinator's own
             *("--port", str(ports[0]), "--max-streams", str(2 * sessions), "--verify-timeout", "1000"),
         )
         address = f"127.0.0.1:{ports[0]}"
@@ -113,11 +121,11 @@ async def _complete(client: Client) -> bool:
         return False
 
 
-async def load(address: str, sessions: int, heard: Heard, during: Any) -> None:
+async def load(address: str, sessions: int, heard: Heard, during: Any, **request: Any) -> None:
     """Runs `during` while so many sessions generate."""
 
     async def one(client: Client) -> None:
-        async for event in client.generate(**REQUEST):
+        async for event in client.generate(**REQUEST, **request):
             if isinstance(event, Chunk):
                 heard.add(event)
 
@@ -138,6 +146,30 @@ async def load(address: str, sessions: int, heard: Heard, during: Any) -> None:
     assert not failed, failed[:3]
 
 
+async def by_draft_length(address: str, seconds: float) -> list[Row]:
+    """Of one session beside verifications that take no time. The verifier's token is always the same, which n-gram
+    drafts, made in the coordinator, guess right."""
+    rows: list[Row] = []
+    base = 0.0
+    for k in DRAFT_LENGTHS:
+        heard = Heard()
+
+        async def counted(heard: Heard = heard) -> None:
+            await asyncio.sleep(RAMP / len(DRAFT_LENGTHS))
+            heard.counting = True
+            await asyncio.sleep(seconds)
+            heard.counting = False
+
+        await load(address, 1, heard, counted, drafter="ngram", num_draft_tokens=k)
+        overhead = 1e3 * percentile(heard.overhead, 0.5)
+        base = base or overhead
+        rows.append(Row("overhead of a cycle, p50", f"one session, k = {k}", overhead, "ms", "k = 0", base))
+        if k:
+            accepted = (float(heard.accepted_tokens), "tokens", "draft tokens", float(heard.draft_tokens))
+            rows.append(Row("accepted", f"one session, k = {k}", *accepted))
+    return rows
+
+
 async def measured(folder: str, sessions: int, seconds: float) -> list[Row]:
     with tempfile.TemporaryDirectory() as logs:
         async with bench(folder, Path(logs), sessions) as b:
@@ -152,10 +184,11 @@ async def measured(folder: str, sessions: int, seconds: float) -> list[Row]:
                 rates[name] = heard.cycles / spent
                 rates[f"{name} cpu"] = (b.cpu() - cpu) / max(1, heard.cycles)
 
-            await load(b.address, SATURATING, saturated, lambda: counted(saturated, "saturated"))
+            lengths = await by_draft_length(b.address, seconds / len(DRAFT_LENGTHS))
+            await load(b.address, SATURATING, saturated, lambda: counted(saturated, "saturated"), **PLAIN)
             b.set_pace(PACE)
             await asyncio.sleep(1.0)
-            await load(b.address, sessions, paced, lambda: counted(paced, "paced"))
+            await load(b.address, sessions, paced, lambda: counted(paced, "paced"), **PLAIN)
             b.set_pace(3600.0)
             await asyncio.sleep(1.0)
             before = b.memory()
@@ -166,7 +199,7 @@ async def measured(folder: str, sessions: int, seconds: float) -> list[Row]:
                 await asyncio.sleep(RAMP + sessions / 100)
                 after = b.memory()
 
-            await load(b.address, sessions, Heard(), idle)
+            await load(b.address, sessions, Heard(), idle, **PLAIN)
     paced_as = f"{sessions} sessions, {1 / PACE:g} cycles a second each"
     return [
         Row("cycles a second", paced_as, rates["paced"], "", "asked for", sessions / PACE),
@@ -176,6 +209,7 @@ async def measured(folder: str, sessions: int, seconds: float) -> list[Row]:
         Row("cycles a second", f"{SATURATING} sessions, saturated", rates["saturated"], ""),
         Row("coordinator's processor time of a cycle", "saturated", 1e3 * rates["saturated cpu"], "ms"),
         Row("memory of an idle session", f"mean of {sessions}", (after - before) / sessions / 1024, "KiB"),
+        *lengths,
     ]
 
 

@@ -129,7 +129,8 @@ class Choice:
         fixed_k = config.num_draft_tokens if record.turn.num_draft_tokens is None else record.turn.num_draft_tokens
         features = SessionFeatures(wiring.served, record.turn.drafter)
         if fixed_k is None:
-            features.wanted = learning.wants_features(features.readers(), len(record.token_ids))
+            named = record.turn.drafter is not None
+            features.wanted = learning.wants_features(features.readers(), len(record.token_ids), named=named)
         else:
             features.wanted = fixed_k > 0
         turn = record.turn

@@ -14,7 +14,8 @@ from specdec.core.planner import Planner, choose, handed_on, in_company, observe
 from specdec.core.source_record import NOTHING_KNOWN, TRIALS, CycleOutcome, Offer
 from specdec.core.step_time import StepTimeTable
 
-TRIED_AGAIN = 16  # one turn in so many lets drafters that do not pay see hidden states all the same
+# One turn in so many lets drafters see hidden states all the same: that might pay, that do not.
+TRIED_SOON, TRIED_AGAIN = 4, 16
 WARMTHS, HOT = 5, 2.0  # temperatures that count as one: to a fifth, and all above
 _FEW = 8  # draft tokens by which that is judged
 
@@ -55,10 +56,10 @@ class Experience:
         """Turns that share a verifier, as far as is known here."""
         return max(1.0, self._running / max(1, self._verifiers()))
 
-    def try_again(self) -> bool:
-        """Whether it is time for what did not pay."""
-        self._turns += 1
-        return self._turns % TRIED_AGAIN == 0
+    def try_again(self, hopeful: bool) -> bool:
+        """Whether it is time for what did not pay, or for what was hardly tried but might: in the very first turn."""
+        number, self._turns = self._turns, self._turns + 1
+        return number % TRIED_SOON == 0 if hopeful else number % TRIED_AGAIN == TRIED_AGAIN - 1
 
 
 class Learning:
@@ -71,13 +72,17 @@ class Learning:
         self._kind = kind
         self._begun = self.planner = kind.known
 
-    def wants_features(self, readers: Iterable[ServedDrafter], context: int) -> bool:
-        """Whether the turn asks for hidden states. They cost every cycle something, so where none of the drafters that
-        read them pays, all but a few turns do without."""
+    def wants_features(self, readers: Iterable[ServedDrafter], context: int, *, named: bool = False) -> bool:
+        """Whether the turn asks for hidden states, which cost every cycle something. While none of the drafters that
+        read them is known to pay, all but a few turns do without, also where one might. named: by the caller, who gets
+        what might pay."""
         planner = in_company(self.planner, self._experience.company)
         offers = [Offer(reader.name, _FEW, reader.tree, shares=reader.shares) for reader in readers]
-        paying = any(pays(planner, offer, context) for offer in offers)
-        return self._experience.try_again() or paying or not offers
+        verdicts = [pays(planner, offer, context) for offer in offers]
+        if not offers or True in verdicts:
+            return True
+        hopeful = None in verdicts
+        return (named and hopeful) or self._experience.try_again(hopeful)
 
     def choose(
         self, offers: Sequence[Offer], limit: int, context: int, step_times: StepTimeTable | None

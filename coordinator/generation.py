@@ -68,6 +68,7 @@ class Generation:
         self._trace = trace
         self._fixed_k = fixed_k
         self._learning = learning
+        self._unlearned: list[Cycle] = []
         self._max_k = max_k
         self._heartbeat = heartbeat
         self._ended = False
@@ -159,7 +160,16 @@ class Generation:
         if cycle.drafted.fallback is not None:
             stats.fell_back(cycle.drafted.fallback)
         if self._fixed_k is None:
+            self._unlearned.append(cycle)
+            if cycle.ask.k:
+                self._learn()
+
+    def _learn(self) -> None:
+        """At once from a draft, which decides about the next one; from a cycle without one while the next cycle is on
+        its way, and not between the two."""
+        for cycle in self._unlearned:
             self._learning.observe(cycle.outcome())
+        self._unlearned.clear()
 
     async def _deliver(self) -> None:
         while (cycle := await self._outbox.get()) is not None:
@@ -170,6 +180,7 @@ class Generation:
             now = self._clock()
             self.stats.commit_seconds += now - start
             self._metrics.phase_seconds.record(now - start, phase="commit")
+            self._learn()
             cycle.record(self._metrics)  # here, while the next cycle is on its way, and not between the two
             self._metrics.num_emitted_tokens.add(len(cycle.emission.token_ids))
             self.stats.emitted(len(cycle.emission.token_ids), now)

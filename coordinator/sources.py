@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from coordinator.context import Context
 from coordinator.drafting import OWN, Drafted, Drafting
@@ -108,7 +109,7 @@ class Sources:
 
     def _own(self, most: int) -> list[Offer]:
         matched = self._lookup.matched
-        return [Offer(self._by_match(OWN), most, matched=matched, local=True)] if matched else []
+        return [_offer(OWN, most, matched, local=True)] if matched else []
 
     def _others(self, length: int, most: int) -> list[Offer]:
         """A replica's n-gram knows no more than one's own. Who reads hidden states waits for the first of them: a draft
@@ -127,12 +128,8 @@ class Sources:
 
     def _offer(self, drafter: ServedDrafter, length: int, most: int) -> Offer:
         matched = self._lookup.matched if drafter.name in LOOKUPS else 0
-        source = self._by_match(drafter.name) if matched else drafter.name
         most = max(0, min(most, drafter.nodes, drafter.window - length))
-        return Offer(source, most, drafter.tree, matched, shares=drafter.shares)
-
-    def _by_match(self, name: str) -> str:
-        return f"{name}:{next(length for least, length in MATCHES if self._lookup.matched >= least)}"
+        return _offer(drafter.name, most, matched, drafter.tree, drafter.shares)
 
     def _stream(self, name: str | None) -> Drafting:
         if name not in self._streams:
@@ -142,3 +139,12 @@ class Sources:
     def _is_tree(self, name: str) -> bool:
         drafter = self._served.now().get(name)
         return drafter is not None and drafter.tree
+
+
+@lru_cache(maxsize=1024)
+def _offer(
+    drafter: str, most: int, matched: int, tree: bool = False, shares: bool = False, local: bool = False
+) -> Offer:
+    """The same offers come in cycle after cycle, several in each."""
+    seen = next((f":{name}" for least, name in MATCHES if matched >= least), "") if matched else ""
+    return Offer(drafter + seen, most, tree, matched, shares, local)

@@ -13,6 +13,7 @@ from specdec.core.tree import Ids
 SHORTEST = 2
 LONGEST = 8
 WINDOW = 8192
+TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +60,27 @@ def lookup(
     last = len(recent) - 1
     if num_draft_tokens < 1 or last < shortest:
         return NO_MATCH
-    ends = recent[:last] == recent[last]  # True where an occurrence of the suffix ends
-    found = int(ends.any())
-    while found and found < longest:
-        longer = ends.copy()
-        longer[:found] = False
-        longer[found:] &= recent[: last - found] == recent[last - found]
-        if not longer.any():
+    assert recent.itemsize == TOKEN_BYTES, f"token ids are uint32, not {recent.dtype}"
+    data = recent.tobytes()
+    found, end = 0, last
+    for length in range(shortest, min(longest, last) + 1):
+        before = _latest_end(data, length, end)
+        if not before:
             break
-        ends, found = longer, found + 1
-    if found < shortest:
+        found, end = length, before
+    if not found:
         return NO_MATCH
-    end = last - 1 - int(np.argmax(ends[::-1]))
-    return Lookup(np.resize(recent[end + 1 :], num_draft_tokens), found)
+    following = recent[end:]
+    if len(following) >= num_draft_tokens:
+        return Lookup(following[:num_draft_tokens].copy(), found)
+    return Lookup(np.resize(following, num_draft_tokens), found)
+
+
+def _latest_end(data: bytes, length: int, last: int) -> int:
+    """Tokens up to the end of the latest occurrence of the last `length` tokens that ends at `last` tokens or before;
+    0: there is none. Bytes are searched many times faster than arrays of this size are compared."""
+    suffix = data[-TOKEN_BYTES * length :]
+    at = data.rfind(suffix, 0, TOKEN_BYTES * last)
+    while at % TOKEN_BYTES and at >= 0:  # across tokens
+        at = data.rfind(suffix, 0, at + len(suffix) - 1)
+    return at // TOKEN_BYTES + length if at >= 0 else 0

@@ -29,7 +29,8 @@ START = 4  # draft tokens while nothing is known of the times; at most, while on
 PROBE = 2  # draft tokens of a probe; twice as many nodes of a tree
 FEW_TRIALS = 3  # asks of which a first judgement is made
 SPARE = 0.003  # of the time, that all probes together may lose
-RESTING, LOOK = 16, 8  # cycles after which a source that was left alone is looked at in one of so many cycles only
+RESTING = 16  # cycles after which a source that was left alone is looked at now and then only
+LOOK = 4  # a look comes late by twice the time that it was left alone over this, at most
 # Of plain decoding's pace, by which a draft must promise more among many: the best of several estimates flatters
 # itself, a row that is not worth its price is paid by all, and what drafting costs coordinator and drafter is in no
 # estimate.
@@ -109,7 +110,8 @@ def choose(planner: Planner, offers: Sequence[Offer], limit: int, context: int =
 
     Now and then a source that is not the best is asked all the same, so that a text that has become easy for it is
     noticed: ever more rarely while it goes on losing, never so often that probes cost more than SPARE of the time, and
-    again at once while its drafts are accepted whole, if that would make it the best."""
+    again at once while its drafts are accepted whole, if that would make it the best. Of several the one that was asked
+    least."""
     offers = [offer for offer in offers if min(offer.most, limit) > 0 and not _rests(planner, offer)]
     if not offers:
         return None, 0
@@ -119,7 +121,7 @@ def choose(planner: Planner, offers: Sequence[Offer], limit: int, context: int =
     best = max(plans, key=lambda p: p.rate)
     least = (1 + MARGIN * (1 - 1 / max(1.0, planner.batch.y))) / step
     rate = max(best.rate, least)
-    for other in plans:
+    for other in sorted(plans, key=lambda p: planner.sources.get(p.offer.source, NOTHING_KNOWN).asks):
         if other is best and best.rate > least:
             continue
         probe = other if other.rate > least else _probe(planner, other, limit, price, rate)
@@ -133,17 +135,20 @@ def _rests(planner: Planner, offer: Offer) -> bool:
     record = planner.sources.get(offer.source)
     if record is None or record.promising or offer.matched:
         return False
-    return planner.cycles - record.last > RESTING and planner.cycles % LOOK > 0
+    rested = planner.cycles - record.last
+    # All that rest are looked at in the same cycles, at powers of two: in most cycles there is nothing to price.
+    return rested > RESTING and planner.cycles % (1 << (rested // LOOK).bit_length()) > 0
 
 
-def pays(planner: Planner, offer: Offer, context: int = 0) -> bool:
-    """Whether asking this source promises more than plain decoding, or might after the few times that it was tried."""
+def pays(planner: Planner, offer: Offer, context: int = 0) -> bool | None:
+    """Whether asking this source promises more than plain decoding; None: it was hardly tried, and might."""
     price = _price(planner, context)
     plain = 1 / _plain_seconds(planner, price)
+    best = _best(planner, offer, offer.most, price)
     if planner.sources.get(offer.source, NOTHING_KNOWN).asks >= FEW_TRIALS:
-        return _best(planner, offer, offer.most, price).rate > plain
-    probe = _probe(planner, _best(planner, offer, offer.most, price), offer.most, price, plain)
-    return (1 + probe.k) / probe.seconds > plain
+        return best.rate > plain
+    probe = _probe(planner, best, offer.most, price, plain)
+    return None if (1 + probe.k) / probe.seconds > plain else False
 
 
 def _best(planner: Planner, offer: Offer, most: int, price: Price) -> _Plan:
@@ -238,26 +243,37 @@ def _forward(planner: Planner, context: int) -> Price:
 def observe(planner: Planner, cycle: CycleOutcome) -> Planner:
     """The planner after one more cycle."""
     number = planner.cycles + 1
-    if cycle.verify_seconds is not None:
-        batch = planner.batch.add(cycle.rows, cycle.batch)
-        rows = cycle.batch_rows or cycle.rows + (cycle.batch - 1) * batch.x
-        forward = max(1e-9, cycle.verify_seconds - cycle.verify_queue)
-        told = bool(cycle.batch_rows) or cycle.batch == 1
-        planner = replace(
-            planner,
-            verify=_add_verify(planner, rows, told, cycle.context, forward),
-            queue=add_time(planner.queue, 0.0, cycle.verify_queue / forward),
-            network=add_time(planner.network, 0.0, cycle.verify_network),
-            batch=batch,
-        )
+    if cycle.verify_seconds is None:
+        planner = replace(planner, cycles=number)
+    else:
+        planner = _observe_verify(planner, cycle, cycle.verify_seconds, number)
     if cycle.asked == 0:
-        return replace(planner, cycles=number)
+        return planner
     if cycle.verify_seconds is not None:
         planner = replace(planner, lost=max(0.0, planner.lost + _behind(planner, cycle)))
     record = learned(planner.sources.get(cycle.drafter, NOTHING_KNOWN), cycle, number)
     if cycle.draft_seconds is not None and not cycle.local:
         planner = replace(planner, draft_network=add_time(planner.draft_network, 0.0, cycle.draft_network))
-    return replace(planner, sources={**planner.sources, cycle.drafter: record}, cycles=number)
+    return replace(planner, sources={**planner.sources, cycle.drafter: record})
+
+
+def _observe_verify(planner: Planner, cycle: CycleOutcome, seconds: float, number: int) -> Planner:
+    """Written out: this runs in every cycle of every session, and `replace` takes several times as long."""
+    batch = planner.batch.add(cycle.rows, cycle.batch)
+    rows = cycle.batch_rows or cycle.rows + (cycle.batch - 1) * batch.x
+    forward = max(1e-9, seconds - cycle.verify_queue)
+    told = bool(cycle.batch_rows) or cycle.batch == 1
+    return Planner(
+        planner.step_times,
+        planner.sources,
+        verify=_add_verify(planner, rows, told, cycle.context, forward),
+        queue=add_time(planner.queue, 0.0, cycle.verify_queue / forward),
+        network=add_time(planner.network, 0.0, cycle.verify_network),
+        draft_network=planner.draft_network,
+        batch=batch,
+        cycles=number,
+        lost=planner.lost,
+    )
 
 
 def _behind(planner: Planner, cycle: CycleOutcome) -> float:

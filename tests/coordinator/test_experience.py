@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.experience import TRIED_AGAIN, Experience, Learning
+from coordinator.experience import TRIED_AGAIN, TRIED_SOON, Experience, Learning
 from coordinator.served import ServedDrafter
 from coordinator.turn import Turn
 from specdec.core.sampling import SamplingParams
@@ -30,9 +30,9 @@ def teach(experience: Experience, accepted: int, cycles: int = 30) -> None:
             learning.observe(drafted(accepted) if number % 2 else PLAIN)
 
 
-def wants(experience: Experience) -> bool:
+def wants(experience: Experience, *, named: bool = False) -> bool:
     with experience.turn(TURN) as learning:
-        return learning.wants_features([READER], 10)
+        return learning.wants_features([READER], 10, named=named)
 
 
 def choose(learning: Learning, offers: Sequence[Offer] = (EAGLE,)) -> str:
@@ -47,6 +47,16 @@ def test_hidden_states_are_asked_for_where_a_drafter_that_reads_them_pays(accept
     teach(experience, accepted)
     asked = [wants(experience) for _ in range(2 * TRIED_AGAIN)]
     assert all(asked) if pays else np.count_nonzero(asked) == 2
+
+
+def test_a_drafter_of_which_nothing_is_known_is_let_see_them_in_one_turn_of_a_few() -> None:
+    """A fresh coordinator tries its drafters one after the other: until then hidden states would cost every turn."""
+    experience = Experience()
+    asked = [wants(experience) for _ in range(2 * TRIED_SOON)]
+    assert asked[0] and np.count_nonzero(asked) == 2
+    assert all(wants(experience, named=True) for _ in range(TRIED_SOON)), "whoever names it waits for no turn"
+    teach(experience, accepted=0)
+    assert not all(wants(experience, named=True) for _ in range(2)), "unless it is known not to pay"
 
 
 def test_in_company_a_draft_on_the_targets_processor_must_pay_for_all_who_wait() -> None:

@@ -247,9 +247,10 @@ def test_drafts_of_many_sessions_in_one_batch_are_paid_once() -> None:
     assert choose(in_company(8), [Offer("lm", LIMIT, shares=True)], LIMIT)[1] > 0
 
 
-@pytest.mark.parametrize("idle", [RESTING // 2, 4 * RESTING])
-def test_a_source_left_alone_for_long_is_looked_at_in_one_cycle_of_some(idle: int) -> None:
+@pytest.mark.parametrize("idle", [RESTING // 2, 4 * RESTING, 32 * RESTING])
+def test_the_longer_a_source_was_left_alone_the_fewer_cycles_look_at_it(idle: int) -> None:
     """It would be worth asking all the while; a lookup is, in every cycle."""
+    some = 2 * idle // LOOK if idle > RESTING else RESTING - idle
     planner = Planner()
     for _ in range(20):
         planner = observe(planner, GOOD.cycle("good", 4, np.random.default_rng(1)))
@@ -258,8 +259,8 @@ def test_a_source_left_alone_for_long_is_looked_at_in_one_cycle_of_some(idle: in
         planner = observe(planner, PLAIN)
     planner = replace(planner, sources={"good": replace(planner.sources["good"], promising=False)})
     asked = []
-    for _ in range(LOOK):
+    for _ in range(some):
         asked.append(choose(planner, [good], LIMIT)[1] > 0)
         assert choose(planner, [copy], LIMIT)[1] > 0
         planner = observe(planner, PLAIN)
-    assert sum(asked) == (LOOK if idle + LOOK <= RESTING else 1)
+    assert sum(asked) == (1 if idle > RESTING else some)

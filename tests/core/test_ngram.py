@@ -36,11 +36,19 @@ def oracle(context: list[int], k: int, shortest: int, longest: int, window: int)
     window=st.integers(1, 45),
 )
 @settings(derandomize=True, deadline=None, max_examples=500)
-def test_the_vectorised_search_equals_the_obvious_one(
-    context: list[int], k: int, shortest: int, more: int, window: int
-) -> None:
+def test_the_search_equals_the_obvious_one(context: list[int], k: int, shortest: int, more: int, window: int) -> None:
     got = guess(context, k, shortest=shortest, longest=shortest + more, window=window)
     assert got == oracle(context, k, shortest, shortest + more, window)
+
+
+@given(
+    context=st.lists(st.sampled_from([0, 1, 256, 257, 1 << 24, (1 << 24) + 1, 0x01010101]), max_size=24),
+    shortest=st.integers(1, 3),
+)
+@settings(derandomize=True, deadline=None, max_examples=500)
+def test_bytes_that_match_across_tokens_are_no_match(context: list[int], shortest: int) -> None:
+    """Ids whose bytes are those of their neighbours, shifted."""
+    assert guess(context, 3, shortest=shortest, longest=8, window=99) == oracle(context, 3, shortest, 8, 99)
 
 
 @given(matched=st.integers(1, 8), k=st.integers(0, 20))
