@@ -15,6 +15,7 @@ from specdec.core.step_time import StepTimeTable
 FIRST = 0.25  # guess at an absence, in plain forwards
 LEARN = 0.2  # weight of an absence in the running mean
 LATE = 2.0  # times its usual absence after which a session is not waited for any more
+SOON = 0.25  # of its usual absence, in which one that is over its time is expected
 
 
 @dataclass(slots=True)
@@ -85,7 +86,9 @@ class Company:
                 continue
             away = guest.away or guess
             if now < guest.left + LATE * away:
-                due = guest.left + (away if now < guest.left + away else LATE * away)
+                due = guest.left + away
+                if now >= due:
+                    due = min(guest.left + LATE * away, now + SOON * away)
                 coming.append((due - now, guest.rows))
             elif stepped <= guest.left:
                 guest.away, guest.missed = LATE * away, True

@@ -57,7 +57,8 @@ class Planner:
     lost: float = 0.0
 
 
-Price = Callable[[float], float]  # seconds of a verify, the way there and back included, by rows of the whole forward
+# Seconds of a verify, the way included, by rows of the whole forward and by the wait before it over the forward's time.
+Price = Callable[[float, float], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,17 +208,18 @@ def _seconds(planner: Planner, record: SourceRecord, offer: Offer, price: Price)
         known, way = record.seconds, record.network.y
     others = max(1.0, batch / max(1.0, record.batch.y)) if offer.shares else 1.0
     depth, draft = 1.0 if offer.tree else record.depth.y, known.line()
-    return lambda k: max(1e-9, price(batch * (1 + k * rows)) + others * draft(k * depth) + way)
+    wait = max(planner.queue.y, record.wait.y * (1 - 1 / batch))  # nobody is waited for where nobody else is
+    return lambda k: max(1e-9, price(batch * (1 + k * rows), wait) + others * draft(k * depth) + way)
 
 
 def _plain_seconds(planner: Planner, price: Price) -> float:
-    return max(1e-9, price(max(1.0, planner.batch.y)))
+    return max(1e-9, price(max(1.0, planner.batch.y), planner.queue.y))
 
 
 def _price(planner: Planner, context: int) -> Price:
     """Whoever finds others before it waits for forwards like its own: that grows with them."""
-    forward, busy, network = _forward(planner, context), 1 + planner.queue.y, planner.network.y
-    return lambda rows: busy * forward(rows) + network
+    forward, network = _forward(planner, context), planner.network.y
+    return lambda rows, wait: (1 + wait) * forward(rows) + network
 
 
 def _forward(planner: Planner, context: int) -> Price:
@@ -280,7 +282,7 @@ def _behind(planner: Planner, cycle: CycleOutcome) -> float:
     """Steps by which plain decoding would have been earlier with as many tokens as this cycle brought; its rows are
     priced as if all sessions had asked for as many."""
     price = _price(planner, cycle.context)
-    verify = price(max(1.0, planner.batch.y) * cycle.rows)
+    verify = price(max(1.0, planner.batch.y) * cycle.rows, planner.queue.y)
     return (cycle.paid + verify) / _plain_seconds(planner, price) - (1 + cycle.accepted)
 
 

@@ -87,7 +87,8 @@ class SourceRecord:
     """tries, hits: decayed counts by position, of cycles that got that far and of those that went on; a token that did
     not come is a miss. For trees by group of nodes, of cycles that asked for them and of nodes accepted there.
     seconds: over the depth that came, for trees over the nodes asked for; depth, rows: what came over what was asked
-    for; network: seconds; batch: messages that the drafter served together.
+    for; network: seconds; batch: messages that the drafter served together; wait: before the forward, over that one's
+    time, since who comes later than others, for the draft's sake, may find them gone ahead.
 
     last: number of the cycle that asked it last; run: cycles in a row that did; promising: its last draft was accepted
     whole; doubt: times its first wait that the next probe waits; asks: so far; paid: wall seconds of its last draft."""
@@ -99,6 +100,7 @@ class SourceRecord:
     rows: Line = EMPTY_LINE
     network: Line = EMPTY_LINE
     batch: Line = EMPTY_LINE
+    wait: Line = EMPTY_LINE
     last: int = 0
     run: int = 0
     promising: bool = False
@@ -108,6 +110,7 @@ class SourceRecord:
 
 
 NOTHING_KNOWN = SourceRecord()
+_LINES = ("seconds", "depth", "rows", "network", "batch", "wait")
 
 
 def gains(record: SourceRecord, offer: Offer, most: int) -> list[float]:
@@ -164,6 +167,9 @@ def learned(record: SourceRecord, cycle: CycleOutcome, number: int) -> SourceRec
             network=add_time(record.network, 0.0, cycle.draft_network),
             batch=record.batch.add(0.0, cycle.draft_batch),
         )
+    if cycle.verify_seconds is not None:
+        wait = cycle.verify_queue / max(1e-9, cycle.verify_seconds - cycle.verify_queue)
+        record = replace(record, wait=record.wait.add(0.0, min(OUTLIER, wait)))
     run, doubt = (record.run + 1 if idle == 0 else 1), record.doubt
     if idle >= FIRST_PROBE and record.asks >= TRIALS:
         doubt = min(2 * doubt, MOST_DOUBT)
@@ -196,7 +202,7 @@ def handed_on(record: SourceRecord, begun: SourceRecord, cycles: int) -> SourceR
             chance = share * chance + (1 - share) * begun.hits[i] / begun.tries[i]
         tries.append(min(tried, HANDED_ON))
         hits.append(tries[-1] * chance)
-    lines = {name: getattr(record, name).faded(HANDED_ON) for name in ("seconds", "depth", "rows", "network", "batch")}
+    lines = {name: getattr(record, name).faded(HANDED_ON) for name in _LINES}
     return replace(
         record, tries=tuple(tries), hits=tuple(hits), last=record.last - cycles, run=0, promising=False, **lines
     )

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from specdec.core.line import Line
 from specdec.core.planner import LOOK, RESTING, Planner, choose, observe
 from specdec.core.source_record import CycleOutcome, Offer, SourceRecord, gains, learned, tree_group
 from specdec.core.step_time import StepTimeTable
@@ -245,6 +246,24 @@ def test_a_draft_on_the_targets_processor_is_time_that_all_sessions_wait() -> No
 
 def test_drafts_of_many_sessions_in_one_batch_are_paid_once() -> None:
     assert choose(in_company(8), [Offer("lm", LIMIT, shares=True)], LIMIT)[1] > 0
+
+
+@pytest.mark.parametrize(("batch", "missed", "asks"), [(8, 0.0, True), (8, 1.5, False), (1, 1.5, True)])
+def test_a_draft_that_makes_its_session_miss_the_others_forward_costs_that_forward(
+    batch: int, missed: float, asks: bool
+) -> None:
+    """Its cycles found the others gone ahead and waited for `missed` forwards; plain ones came in time. Alone, there is
+    nobody to miss."""
+    planner = Planner(StepTimeTable.of([1, 64], [0], [[STEP], [1.1 * STEP]]))
+    for _ in range(20):
+        late = CycleOutcome(
+            2, 2, 3, 1, 0.01 * STEP, (1 + missed) * STEP, missed * STEP, batch=8, batch_rows=24, drafter="suffix"
+        )
+        planner = observe(planner, late)
+        planner = observe(planner, replace(late, asked=0, depth=0, rows=1, accepted=0, verify_queue=0.0,
+                                           verify_seconds=STEP, drafter=""))  # fmt: skip
+    planner = replace(planner, batch=Line(1.0, y=float(batch)), queue=Line(1.0))
+    assert (choose(planner, [Offer("suffix", LIMIT)], LIMIT)[1] > 0) is asks
 
 
 @pytest.mark.parametrize("idle", [RESTING // 2, 4 * RESTING, 32 * RESTING])

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from specdec.core.step_time import StepTimeTable
-from target_service.company import FIRST, LATE, Company
+from target_service.company import FIRST, LATE, SOON, Company
 
 STEP = 0.02
 IDLE, RUNNING = 0.0, math.inf
@@ -53,12 +53,14 @@ def test_it_never_waits_longer_than_a_forward_takes() -> None:
     assert company(Clock(), 1.1 * STEP, 16).patience([1], FLAT, 0, IDLE) == 0
 
 
-def test_who_is_late_is_waited_for_once_more_and_then_only_after_being_back() -> None:
+def test_who_is_late_is_waited_for_a_little_at_a_time_and_too_late_only_after_being_back() -> None:
     clock = Clock()
     one = company(clock, 0.003, 4)
     clock.now += 0.004
-    assert one.patience([1], FLAT, 0, IDLE) == pytest.approx((LATE - 1) * 0.003 - 0.001)
-    clock.now += 0.003
+    assert one.patience([1], FLAT, 0, IDLE) == pytest.approx(SOON * 0.003)
+    clock.now += 0.0015
+    assert one.patience([1], FLAT, 0, IDLE) == pytest.approx((LATE - 1) * 0.003 - 0.0025)
+    clock.now += 0.0015
     assert one.patience([1], FLAT, 0, IDLE) == 0
     one.came(0, 1, IDLE)
     one.left(0)
@@ -77,6 +79,18 @@ def test_of_a_new_session_a_first_guess_is_made_and_doubled_where_it_is_wrong() 
     one.left(0)
     assert one.patience([1], FLAT, 0, IDLE) == pytest.approx(0)
     assert one.patience([1, 1], FLAT, 0, IDLE) == 0
+
+
+def test_a_few_that_are_over_their_time_do_not_look_farther_away_the_later_they_are() -> None:
+    """Among many absences differ. Three of thirty that are a tenth late are about to come; to think of them as far away
+    as they can be would leave them behind, and the next forward would read the weights for them alone."""
+    clock = Clock()
+    one = company(clock, 0.015, 30)
+    for key in range(27):
+        one.came(key, 1, IDLE)
+    clock.now += 0.0165
+    table = StepTimeTable.of([1, 64], [0], [[0.12], [0.2]])
+    assert one.patience([1] * 27, table, 0, IDLE) == pytest.approx(SOON * 0.015)
 
 
 @pytest.mark.parametrize("what", ["nobody", "served", "gone"])
