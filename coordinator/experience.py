@@ -113,7 +113,7 @@ class Learning:
 
     def _is_trial(self, offer: Offer) -> bool:
         known = self.planner.sources.get(offer.source, NOTHING_KNOWN)
-        return known.asks < TRIALS and not offer.local
+        return known.asks < TRIALS
 
     def _informed(self, planner: Planner, offers: Sequence[Offer]) -> Planner:
         """With what others have found out by now about sources that it hardly knows."""

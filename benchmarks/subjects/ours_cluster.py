@@ -69,7 +69,8 @@ class OursCluster:
         self, prompts: list[list[int]], new_tokens: int, sessions: int, seconds: float, **fields: Any
     ) -> dict[str, Any]:
         """So many sessions at all times: each client asks one prompt after the other, beginning with another than its
-        neighbour. What came is counted for `seconds`, from some time after the first answers began."""
+        neighbour. First answers are cut to different lengths, so that from then on clients end one after the other, as
+        callers do, and not all in one cycle. What came is counted for `seconds`, from some time after they began."""
         return self._do(self._load(prompts, new_tokens, sessions, seconds, fields))
 
     async def _start(self, logs: Path, flags: list[str]) -> None:
@@ -126,7 +127,8 @@ class OursCluster:
             nonlocal came
             for number in count(first):
                 prompt = prompts[number % len(prompts)]
-                async for event in client.generate(**_request(prompt, new_tokens, fields)):
+                length = new_tokens if number > first else max(1, new_tokens * (first + 1) // sessions)
+                async for event in client.generate(**_request(prompt, length, fields)):
                     came += len(event.tokens) if isinstance(event, Chunk) else 0
 
         async with Client(self._cluster.address) as client, asyncio.TaskGroup() as tasks:

@@ -34,7 +34,7 @@ LOOK = 4  # a look comes late by twice the time that it was left alone over this
 # Of plain decoding's pace, by which a draft must promise more among many: the best of several estimates flatters
 # itself, a row that is not worth its price is paid by all, and what drafting costs coordinator and drafter is in no
 # estimate.
-MARGIN = 0.08
+MARGIN = 0.15
 HEAD_START = 2.0  # steps that a session may fall behind plain decoding, and SPARE of its time, for early trials
 
 
@@ -59,6 +59,7 @@ class Planner:
 
 # Seconds of a verify, the way included, by rows of the whole forward and by the wait before it over the forward's time.
 Price = Callable[[float, float], float]
+Forward = Callable[[float], float]  # seconds of a forward alone, by its rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +223,8 @@ def _price(planner: Planner, context: int) -> Price:
     return lambda rows, wait: (1 + wait) * forward(rows) + network
 
 
-def _forward(planner: Planner, context: int) -> Price:
-    """Seconds of a forward alone. As the table has it, times what forwards took over that; and once they have differed
+def _forward(planner: Planner, context: int) -> Forward:
+    """As the table has it, times what forwards took over that; and once they have differed
     in rows, with the slope that they showed. More rows never cost less, and the slope keeps to what leaves a positive
     time."""
     line, estimate = planner.verify, (planner.step_times or UNMEASURED).behind(context)

@@ -17,6 +17,7 @@ READER = ServedDrafter("eagle", nodes=32, window=1 << 30, tree=False, shares=Tru
 TURN = Turn(params=SamplingParams(temperature=0.0), seed=1, max_tokens=8)
 PLAIN = CycleOutcome(asked=0, depth=0, rows=1, accepted=0, verify_seconds=0.01)
 EAGLE, LM = Offer("eagle", 8, shares=True), Offer("lm", 8, shares=True)
+COPY = Offer("ngram:long", 8, matched=8, local=True)
 
 
 def drafted(accepted: int, drafter: str = "eagle") -> CycleOutcome:
@@ -103,6 +104,7 @@ def test_one_session_at_a_time_tries_what_nobody_knows() -> None:
         assert choose(first) == "eagle"
         assert choose(second) == ""
         assert choose(second, [EAGLE, LM]) == "lm", "another drafter may be tried meanwhile"
+        assert choose(first, [COPY]) == "ngram:long" and choose(second, [COPY]) == "", "rows are paid by all, whosever"
         first.observe(drafted(2))
         assert choose(second) == "eagle"
 
