@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -43,20 +44,28 @@ class Fetching:
         self._count = count
         self._clock = clock
         self._flights: dict[Digest, asyncio.Future[Content | None]] = {}
+        self._last = -math.inf  # end of the last trip
 
     async def fetch(self, store: BlockStore, keys: Sequence[BlockKey], within: float) -> list[Content]:
         """Contents of `keys`, from the first on, as far as the store has them without a gap and gives them within so
-        many seconds."""
+        many seconds. While one trip's blocks are looked through the next one is under way."""
         contents: list[Content] = []
+        if not keys:
+            return contents
         begun = self._clock()
         try:
-            async with asyncio.timeout(within):
-                for first in range(0, len(keys), GROUP):
-                    group = await self._group(store, keys[first : first + GROUP])
+            async with asyncio.timeout(within), asyncio.TaskGroup() as trips:
+                groups = [keys[first : first + GROUP] for first in range(0, len(keys), GROUP)]
+                trip = trips.create_task(self._group(store, groups[0]))
+                for following in [*groups[1:], ()]:
+                    ahead = trips.create_task(self._group(store, following))
+                    group = await trip
                     whole = next((i for i, content in enumerate(group) if content is None), len(group))
                     contents += [content for content in group[:whole] if content is not None]
                     if whole < len(group):
+                        ahead.cancel()
                         break
+                    trip = ahead
         except TimeoutError:
             _log.info("%d of %d KV blocks came in time", len(contents), len(keys))
             self.pace.observe(len(contents) + 1, self._clock() - begun)  # the next one at least was on its way
@@ -89,8 +98,10 @@ class Fetching:
             for _ in keys:
                 self._count("failed")
             return [None] * len(keys)
+        ended = self._clock()
         if loaded := sum(value is not None for value in values):
-            self.pace.observe(loaded, self._clock() - begun)
+            self.pace.observe(loaded, ended - max(begun, self._last))  # trips overlap
+        self._last = ended
         return contents
 
     async def _content(self, store: BlockStore, key: BlockKey, value: bytes | None) -> Content | None:
