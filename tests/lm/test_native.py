@@ -91,6 +91,17 @@ def test_no_bit_of_a_row_depends_on_the_rows_beside_it(tiny_folders: dict[str, P
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_no_bit_of_a_row_depends_on_how_many_are_computed_at_a_time(tmp_path: Path, kind: Kind) -> None:
+    """Inputs that are no whole number of the pieces in which sums are made; rows on both sides of every size at which
+    kernels go about them in another way."""
+    folder = make_tiny_model(tmp_path / "wide", vocab_size=V, hidden=160, heads=5, kv_heads=5)
+    runner, ids = runner_of(folder, kind), random_ids(330)
+    whole = logits_in_chunks(runner, ids, [330])
+    for chunks in ([16, 17, 33, 49, 65, 129, 21], [128, 32, 64, 106], [290, *[1] * 40]):
+        assert torch.equal(logits_in_chunks(runner, ids, chunks), whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_verified_chain_gives_the_bits_of_plain_decoding(tiny_folders: dict[str, Path], kind: Kind) -> None:
     runner, ids = runner_of(tiny_folders["qwen2"], kind), random_ids(50)
     plain = logits_in_chunks(runner, ids, [41, *[1] * 9])
