@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,14 @@ class Heard:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     overhead: list[float] = field(default_factory=list)
+
+    async def listen(self, ramp: float, seconds: float) -> float:
+        """Counts for about so many seconds, after a ramp; returns for how many."""
+        await asyncio.sleep(ramp)
+        self.counting, begun = True, time.perf_counter()
+        await asyncio.sleep(seconds)
+        self.counting = False
+        return time.perf_counter() - begun
 
     def add(self, chunk: Chunk) -> None:
         if self.counting:
@@ -154,13 +163,8 @@ async def by_draft_length(address: str, seconds: float) -> list[Row]:
     for k in DRAFT_LENGTHS:
         heard = Heard()
 
-        async def counted(heard: Heard = heard) -> None:
-            await asyncio.sleep(RAMP / len(DRAFT_LENGTHS))
-            heard.counting = True
-            await asyncio.sleep(seconds)
-            heard.counting = False
-
-        await load(address, 1, heard, counted, drafter="ngram", num_draft_tokens=k)
+        ramp = RAMP / len(DRAFT_LENGTHS)
+        await load(address, 1, heard, partial(heard.listen, ramp, seconds), drafter="ngram", num_draft_tokens=k)
         overhead = 1e3 * percentile(heard.overhead, 0.5)
         base = base or overhead
         rows.append(Row("overhead of a cycle, p50", f"one session, k = {k}", overhead, "ms", "k = 0", base))
@@ -178,9 +182,8 @@ async def measured(folder: str, sessions: int, seconds: float) -> list[Row]:
 
             async def counted(heard: Heard, name: str) -> None:
                 await asyncio.sleep(RAMP)
-                heard.counting, begun, cpu = True, time.perf_counter(), b.cpu()
-                await asyncio.sleep(seconds)
-                heard.counting, spent = False, time.perf_counter() - begun
+                cpu = b.cpu()
+                spent = await heard.listen(0.0, seconds)
                 rates[name] = heard.cycles / spent
                 rates[f"{name} cpu"] = (b.cpu() - cpu) / max(1, heard.cycles)
 

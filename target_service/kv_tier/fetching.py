@@ -6,7 +6,9 @@ import asyncio
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,7 @@ from target_service.kv_tier.pace import FetchPace
 from target_service.kv_tier.write_behind import WriteBehind, name_of
 
 GROUP = 8  # blocks of one trip
+AT_ONCE = 2  # trips under way
 
 Content = NDArray[np.uint8]
 
@@ -50,22 +53,21 @@ class Fetching:
         """Contents of `keys`, from the first on, as far as the store has them without a gap and gives them within so
         many seconds. While one trip's blocks are looked through the next one is under way."""
         contents: list[Content] = []
-        if not keys:
-            return contents
         begun = self._clock()
         try:
             async with asyncio.timeout(within), asyncio.TaskGroup() as trips:
-                groups = [keys[first : first + GROUP] for first in range(0, len(keys), GROUP)]
-                trip = trips.create_task(self._group(store, groups[0]))
-                for following in [*groups[1:], ()]:
-                    ahead = trips.create_task(self._group(store, following))
-                    group = await trip
+                groups = (keys[first : first + GROUP] for first in range(0, len(keys), GROUP))
+                started = (trips.create_task(self._group(store, group)) for group in groups)
+                under_way = deque(islice(started, AT_ONCE))
+                while under_way:
+                    group = await under_way.popleft()
                     whole = next((i for i, content in enumerate(group) if content is None), len(group))
                     contents += [content for content in group[:whole] if content is not None]
                     if whole < len(group):
-                        ahead.cancel()
+                        for trip in under_way:
+                            trip.cancel()
                         break
-                    trip = ahead
+                    under_way.extend(islice(started, 1))
         except TimeoutError:
             _log.info("%d of %d KV blocks came in time", len(contents), len(keys))
             self.pace.observe(len(contents) + 1, self._clock() - begun)  # the next one at least was on its way
