@@ -27,7 +27,7 @@ from protos import common_pb2, target_pb2_grpc
 from protos.generation_pb2 import Chunk, Complete, Started
 from specdec.core.step_time import StepTimeTable
 from specdec.edge.channel import open_channel
-from specdec.edge.client import Client
+from specdec.edge.client import Client, GenerateFields
 from specdec.edge.cluster import Cluster, ClusterSpec
 from specdec.edge.draft_entries import draft_entries
 from specdec.edge.info_codec import decode_info
@@ -63,13 +63,15 @@ class Heard:
         return self.accepted / max(1, self.judged)
 
 
-async def generate(address: str, drafter: str, count: int, depth: int | None, offset: int = 0) -> Heard:
-    """So many generations at once, greedy. depth: draft tokens of a cycle, None: as the planner says."""
+async def generate(address: str, drafter: str, first: int, count: int, depth: int | None) -> Heard:
+    """So many generations at once, greedy. depth: draft tokens of a cycle, None: as the planner says. Each prompt has
+    a number in front, from `first` on: replicas keep what they computed of one that was asked before, and the model
+    shares nothing."""
     heard = Heard()
 
     async def one(client: Client, number: int) -> None:
-        first = True
-        fields = BUILT_IN[(number + offset) % len(BUILT_IN)].fields()
+        begun = False
+        fields = fields_of(first + number)
         if depth is not None:
             fields["num_draft_tokens"] = depth
         fields |= {"max_tokens": OUTPUT, "temperature": 0.0, "ignore_eos": True, "drafter": drafter}
@@ -81,12 +83,12 @@ async def generate(address: str, drafter: str, count: int, depth: int | None, of
                 heard.waits.append(t.verify_queue_us / 1e6)
                 if event.num_draft_tokens:
                     heard.draft_waits.append(t.draft_queue_us / 1e6)
-                if not first:
+                if begun:
                     heard.cycles.append(
                         (t.cycle_us, t.draft_us, t.draft_queue_us, t.draft_compute_us, t.verify_queue_us,
                          t.verify_compute_us, event.num_draft_tokens)
                     )  # fmt: skip
-                first = False
+                begun = True
             if isinstance(event, Complete):
                 stats = event.draft_stats
                 heard.tokens += event.usage.completion_tokens
@@ -95,10 +97,17 @@ async def generate(address: str, drafter: str, count: int, depth: int | None, of
                 heard.cycle_count += stats.cycles
 
     async with Client(address) as client:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         await asyncio.gather(*(one(client, number) for number in range(count)))
-        heard.seconds = time.perf_counter() - begun
+        heard.seconds = time.perf_counter() - start
     return heard
+
+
+def fields_of(number: int) -> GenerateFields:
+    """Of the built-in prompts in turn, this number in front."""
+    prompt = BUILT_IN[number % len(BUILT_IN)]
+    (role, content), *others = prompt.messages
+    return replace(prompt, messages=((role, f"{number}. {content}"), *others)).fields()
 
 
 def spec(target: str, draft: str, dtype: str) -> ClusterSpec:
@@ -124,8 +133,8 @@ def measured(target_name: str, draft: str, dtype: str) -> Times:
 
         with tempfile.TemporaryDirectory() as logs:
             async with Cluster(what, Path(logs), progress) as cluster:
-                await generate(cluster.address, name, 4, DEPTH)  # warm, and the verifier's table learns
-                heard = await generate(cluster.address, name, 1, DEPTH)
+                await generate(cluster.address, name, 0, 4, DEPTH)  # warm, and the verifier's table learns
+                heard = await generate(cluster.address, name, 4, 1, DEPTH)
                 [verifier] = [one for one in cluster.members if one.process.name.startswith("verifier")]
                 return await info_of(verifier.address), heard
 
@@ -169,11 +178,11 @@ def checked(times: Times, scalers: Mapping[str, Scaler], options: argparse.Names
     async def run() -> dict[int, tuple[ReplicaInfo, Heard]]:
         with tempfile.TemporaryDirectory() as logs:
             async with Cluster(what, Path(logs), lambda line: None) as cluster:
-                await generate(cluster.address, name, 4, None)
+                await generate(cluster.address, name, 0, LEVELS[-1], None)
                 [verifier] = [one for one in cluster.members if one.process.name.startswith("verifier")]
                 found = {}
                 for count in LEVELS[: 3 if options.quick else None]:
-                    heard = await generate(cluster.address, name, count, DEPTH, count)
+                    heard = await generate(cluster.address, name, LEVELS[-1] + count, count, DEPTH)
                     found[count] = (await info_of(verifier.address), heard)
                 return found
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import platform
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -19,6 +20,9 @@ from specdec.lm.native import library as native_library
 from specdec.lm.native.decoder import NativeNetwork
 from specdec.lm.native.library import library
 from specdec.lm.native.packing import interleave, pack
+from specdec.lm.native.prebuilt import CPU_INFO, cpu_features
+from specdec.lm.native.prebuilt import KINDS as PROCESSORS
+from specdec.lm.native.prebuilt import Kind as Processor
 from specdec.lm.native.storage import NativeKV
 from specdec.lm.networks import Dtype, Unsupported, build_network
 from specdec.lm.runner import Computed, Runner, Segment
@@ -33,6 +37,8 @@ except Unsupported as reason:
 TILED: list[Kind] = [("bfloat16", True), ("int8", True)]
 KINDS: list[Kind] = [("float32", False), ("bfloat16", False), ("int8", False)]
 KINDS += TILED if HAS_TILES else []
+FEATURES = cpu_features(CPU_INFO.read_text()) if CPU_INFO.exists() else frozenset[str]()
+OTHERS = [one for one in PROCESSORS if one.machine == platform.machine() and one.needs <= FEATURES]
 
 
 def stock_model(folder: Path, dtype: torch.dtype) -> Any:
@@ -97,7 +103,7 @@ def test_no_bit_of_a_row_depends_on_how_many_are_computed_at_a_time(tmp_path: Pa
     folder = make_tiny_model(tmp_path / "wide", vocab_size=V, hidden=160, heads=5, kv_heads=5)
     runner, ids = runner_of(folder, kind), random_ids(330)
     whole = logits_in_chunks(runner, ids, [330])
-    for chunks in ([16, 17, 33, 49, 65, 129, 21], [128, 32, 64, 106], [290, *[1] * 40]):
+    for chunks in ([16, 17, 33, 49, 65, 129, 21], [128, 32, 64, 106], [290, *[1] * 40], [*range(1, 26), 5]):
         assert torch.equal(logits_in_chunks(runner, ids, chunks), whole)
 
 
@@ -123,9 +129,27 @@ def test_a_verified_chain_gives_the_bits_of_plain_decoding(tiny_folders: dict[st
     ids=["padded", "no groups", "wide heads", "tied"],
 )
 def test_odd_shapes_compute_what_transformers_computes(tmp_path: Path, shape: dict[str, Any], kind: Kind) -> None:
+    assert_near_transformers(make_tiny_model(tmp_path, std=0.1, **shape), kind)
+
+
+@pytest.mark.parametrize("processor", OTHERS, ids=lambda processor: processor.name)
+def test_on_every_kind_of_processor_it_computes_what_transformers_computes(
+    tmp_path: Path, processor: Processor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled as for a processor that has less than this one."""
+    monkeypatch.setattr(native_library, "FLAGS", processor.compiler_flags)
+    library.cache_clear()
+    try:
+        folder = make_tiny_model(tmp_path, std=0.1, hidden=96, heads=6, kv_heads=2)
+        for dtype in get_args(Dtype):
+            assert_near_transformers(folder, (dtype, bool(library().specdec_tiles()) and dtype != "float32"))
+    finally:
+        library.cache_clear()
+
+
+def assert_near_transformers(folder: Path, kind: Kind) -> None:
     """Of bfloat16 and int8: the same weights in float32, within what rounding of activations explains."""
-    folder, ids = make_tiny_model(tmp_path, std=0.1, **shape), random_ids(45)
-    oracle = stock_model(folder, torch.float32)
+    ids, oracle = random_ids(45), stock_model(folder, torch.float32)
     if kind[0] == "int8":
         round_weights(oracle)
     with torch.inference_mode():

@@ -130,39 +130,91 @@ static void attend_tiles(const Model *m, const Batch *b, const Segment *s, int64
 }
 #endif
 
-static inline v16 kv_load(const Model *m, const void *kv, int64_t at) {
-    return kv_size(m) == 2 ? load_bf16((const uint16_t *)kv + at) : load_f32((const float *)kv + at);
+static inline vn kv_load(const void *kv, int64_t at, int narrow) {
+    return narrow ? load_n_bf16((const uint16_t *)kv + at) : load_n_f32((const float *)kv + at);
+}
+
+typedef struct {
+    const Model *model;
+    const Segment *segment;
+    const void *kv;
+    int64_t layer, head, columns;
+    const float **query;
+    float **out, *scores, *sums;  /* scores: [rows, columns] */
+} Attended;
+
+/* Of the rows from `first` on with all columns. */
+static inline __attribute__((always_inline)) void score_rows(const Attended *t, int64_t first, int rows, int narrow) {
+    const Model *m = t->model;
+    for (int64_t c = 0; c < t->columns; c += LANES) {
+        int64_t keys = kv_at(m, t->segment->blocks[c / BLOCK], t->layer, t->head, 0) + c % BLOCK * padded_dim(m);
+        vn acc[BLOCK_ROWS][PARTS] = {};
+        for (int64_t d = 0; d < m->head_dim; d++)
+            for (int p = 0; p < PARTS; p++) {
+                vn key = kv_load(t->kv, keys + d * LANES + p * NATIVE, narrow);
+                for (int i = 0; i < rows; i++) acc[i][p] += t->query[first + i][d] * key;
+            }
+        for (int i = 0; i < rows; i++)
+            for (int p = 0; p < PARTS; p++) store_n(t->scores + (first + i) * t->columns + c + p * NATIVE, acc[i][p]);
+    }
+}
+
+/* The weighted sums of the values for the rows from `first` on. */
+static inline __attribute__((always_inline)) void mix_rows(const Attended *t, int64_t first, int rows, int narrow) {
+    const Model *m = t->model;
+    int64_t dim = padded_dim(m);
+    for (int64_t at = 0; at < m->head_dim; at += LANES) {
+        vn acc[BLOCK_ROWS][PARTS] = {};
+        for (int64_t c = 0; c < t->columns; c += BLOCK) {
+            int64_t values = kv_at(m, t->segment->blocks[c / BLOCK], t->layer, t->head, 1) + at;
+            const float *weights = t->scores + first * t->columns + c;
+            for (int64_t i = 0; i < BLOCK; i++)
+                for (int p = 0; p < PARTS; p++) {
+                    vn value = kv_load(t->kv, values + i * dim + p * NATIVE, narrow);
+                    for (int r = 0; r < rows; r++) acc[r][p] += weights[r * t->columns + i] * value;
+                }
+        }
+        for (int r = 0; r < rows; r++)
+            for (int64_t d = 0; d < LANES && at + d < m->head_dim; d++)
+                t->out[first + r][at + d] = acc[r][d / NATIVE][d % NATIVE] / t->sums[first + r];
+    }
+}
+
+static inline __attribute__((always_inline)) void score_block(const Attended *t, int64_t first, int64_t rows, int narrow) {
+    switch (rows) {
+#define ROWS(n) case n: score_rows(t, first, n, narrow); break;
+        CASES(ROWS)
+#undef ROWS
+    }
+}
+
+static inline __attribute__((always_inline)) void mix_block(const Attended *t, int64_t first, int64_t rows, int narrow) {
+    switch (rows) {
+#define ROWS(n) case n: mix_rows(t, first, n, narrow); break;
+        CASES(ROWS)
+#undef ROWS
+    }
+}
+
+static inline __attribute__((always_inline)) void attend_kind(
+    const Attended *t, int64_t count, const int64_t *rows, int windowed, int narrow) {
+    for (int64_t pass = 0; pass < passes_of(count); pass++)
+        score_block(t, first_of(pass, count), first_of(pass + 1, count) - first_of(pass, count), narrow);
+    for (int64_t i = 0; i < count; i++) {
+        float *scores = t->scores + i * t->columns;
+        mask(t->segment, rows[i], windowed, scores, t->columns);
+        t->sums[i] = soften(scores, t->columns, (float)t->model->scale, scores, 0);
+    }
+    for (int64_t pass = 0; pass < passes_of(count); pass++)
+        mix_block(t, first_of(pass, count), first_of(pass + 1, count) - first_of(pass, count), narrow);
 }
 
 static void attend_vectors(const Model *m, const Batch *b, const Segment *s, int64_t layer, int64_t head, const float **query,
                            float **out, int64_t count, const int64_t *rows, int64_t columns, int windowed, char *scratch) {
-    int64_t dim = padded_dim(m);
-    float *scores = (float *)scratch, sums[FOLDED];
-    for (int64_t c = 0; c < columns; c += BLOCK) {
-        int64_t keys = kv_at(m, s->blocks[c / BLOCK], layer, head, 0);
-        for (int64_t half = 0; half < 2; half++) {
-            v16 acc[FOLDED] = {};
-            for (int64_t d = 0; d < m->head_dim; d++) {
-                v16 key = kv_load(m, b->kv, keys + (half * dim + d) * 16);
-                for (int64_t i = 0; i < count; i++) acc[i] += query[i][d] * key;
-            }
-            for (int64_t i = 0; i < count; i++) store_f32(scores + i * columns + c + half * 16, acc[i]);
-        }
-    }
-    for (int64_t i = 0; i < count; i++) {
-        mask(s, rows[i], windowed, scores + i * columns, columns);
-        sums[i] = soften(scores + i * columns, columns, (float)m->scale, scores + i * columns, 0);
-    }
-    for (int64_t part = 0; part * LANES < m->head_dim; part++) {
-        v16 acc[FOLDED] = {};
-        for (int64_t c = 0; c < columns; c++) {
-            int64_t values = kv_at(m, s->blocks[c / BLOCK], layer, head, 1);
-            v16 value = kv_load(m, b->kv, values + c % BLOCK * dim + part * LANES);
-            for (int64_t i = 0; i < count; i++) acc[i] += scores[i * columns + c] * value;
-        }
-        for (int64_t i = 0; i < count; i++)
-            for (int64_t d = 0; d < LANES && part * LANES + d < m->head_dim; d++) out[i][part * LANES + d] = acc[i][d] / sums[i];
-    }
+    float sums[FOLDED];
+    Attended attended = {m, s, b->kv, layer, head, columns, query, out, (float *)scratch, sums};
+    if (kv_size(m) == 2) attend_kind(&attended, count, rows, windowed, 1);
+    else attend_kind(&attended, count, rows, windowed, 0);
 }
 
 static void attend(const Model *m, const Batch *b, int64_t layer, Item item, char *scratch) {

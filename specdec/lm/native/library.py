@@ -15,7 +15,9 @@ from pathlib import Path
 
 from specdec.lm.networks import Unsupported
 
-FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi")
+FLAGS: tuple[str, ...] = (
+    "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi",
+)  # fmt: skip
 _HERE = Path(__file__).parent
 _COMPILE_SECONDS = 120
 

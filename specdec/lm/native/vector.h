@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
@@ -20,11 +20,49 @@ typedef int8_t b16u __attribute__((vector_size(16), aligned(1), may_alias));
 static inline v16 splat(float x) { return x - (v16){}; }
 static inline v16 load_f32(const float *p) { return *(const v16u *)p; }
 static inline void store_f32(float *p, v16 x) { *(v16u *)p = x; }
-static inline v16 load_bf16(const uint16_t *p) {
-    return (v16)(__builtin_convertvector(*(const h16u *)p, u16) << 16);
+/* What one register holds, for loops whose speed is that of the processor: compilers keep nothing wider in registers
+ * there, and make ten instructions out of a conversion that the processor has one for. */
+#if defined __AVX512F__
+enum { NATIVE = 16 };
+#elif defined __AVX2__
+enum { NATIVE = 8 };
+#else
+enum { NATIVE = 4 };
+#endif
+enum { PARTS = LANES / NATIVE };
+typedef float vn __attribute__((vector_size(4 * NATIVE)));
+typedef float vnu __attribute__((vector_size(4 * NATIVE), aligned(4), may_alias));
+typedef uint32_t un __attribute__((vector_size(4 * NATIVE)));
+typedef int32_t in __attribute__((vector_size(4 * NATIVE)));
+typedef uint16_t hnu __attribute__((vector_size(2 * NATIVE), aligned(2), may_alias));
+typedef int8_t bnu __attribute__((vector_size(NATIVE), aligned(1), may_alias));
+
+static inline vn load_n_f32(const float *p) { return *(const vnu *)p; }
+static inline void store_n(float *p, vn x) { *(vnu *)p = x; }
+static inline vn load_n_bf16(const uint16_t *p) {
+#if defined __AVX512F__
+    return (vn)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+#elif defined __AVX2__
+    return (vn)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#else
+    return (vn)(__builtin_convertvector(*(const hnu *)p, un) << 16);
+#endif
 }
-static inline v16 load_i8(const int8_t *p) {
-    return __builtin_convertvector(__builtin_convertvector(*(const b16u *)p, i16), v16);
+static inline vn load_n_i8(const int8_t *p) {
+#if defined __AVX512F__
+    return (vn)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+#elif defined __AVX2__
+    return (vn)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+#else
+    return __builtin_convertvector(__builtin_convertvector(*(const bnu *)p, in), vn);
+#endif
+}
+static inline v16 load_bf16(const uint16_t *p) {
+#ifdef __AVX512F__
+    return load_n_bf16(p);
+#else
+    return (v16)(__builtin_convertvector(*(const h16u *)p, u16) << 16);
+#endif
 }
 /* To nearest, ties to even; NaN stays NaN. */
 static inline void store_bf16(uint16_t *p, v16 x) {
