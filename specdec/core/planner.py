@@ -6,11 +6,12 @@ of itself is where it begins; what cycles took corrects that."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from specdec.core import source_record
 from specdec.core.line import EMPTY_LINE, Line
+from specdec.core.pricing import Price, cycle_seconds, forward_of, plain_seconds, price_of
 from specdec.core.source_record import (
     NOTHING_KNOWN,
     OUTLIER,
@@ -30,6 +31,7 @@ PROBE = 2  # draft tokens of a probe; twice as many nodes of a tree
 FEW_TRIALS = 3  # asks of which a first judgement is made
 SPARE = 0.003  # of the time, that all probes together may lose
 RESTING = 16  # cycles after which a source that was left alone is looked at now and then only
+CLEAR = 4  # tokens of a match that is no coincidence: its source does not rest
 LOOK = 4  # a look comes late by twice the time that it was left alone over this, at most
 # Of plain decoding's pace, by which a draft must promise more among many: the best of several estimates flatters
 # itself, a row that is not worth its price is paid by all, and what drafting costs coordinator and drafter is in no
@@ -55,11 +57,6 @@ class Planner:
     batch: Line = EMPTY_LINE
     cycles: int = 0
     lost: float = 0.0
-
-
-# Seconds of a verify, the way included, by rows of the whole forward and by the wait before it over the forward's time.
-Price = Callable[[float, float], float]
-Forward = Callable[[float], float]  # seconds of a forward alone, by its rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +114,9 @@ def choose(planner: Planner, offers: Sequence[Offer], limit: int, context: int =
     offers = [offer for offer in offers if min(offer.most, limit) > 0 and not _rests(planner, offer)]
     if not offers:
         return None, 0
-    price = _price(planner, context)
+    price = price_of(planner, context)
     plans = [_best(planner, offer, min(offer.most, limit), price) for offer in offers]
-    step = _plain_seconds(planner, price)
+    step = plain_seconds(planner, price)
     best = max(plans, key=lambda p: p.rate)
     least = (1 + MARGIN * (1 - 1 / max(1.0, planner.batch.y))) / step
     rate = max(best.rate, least)
@@ -135,7 +132,7 @@ def choose(planner: Planner, offers: Sequence[Offer], limit: int, context: int =
 def _rests(planner: Planner, offer: Offer) -> bool:
     """To price a source takes as long as a fair part of a small model's step."""
     record = planner.sources.get(offer.source)
-    if record is None or record.promising or offer.matched:
+    if record is None or record.promising or offer.matched >= CLEAR:
         return False
     rested = planner.cycles - record.last
     # All that rest are looked at in the same cycles, at powers of two: in most cycles there is nothing to price.
@@ -144,8 +141,8 @@ def _rests(planner: Planner, offer: Offer) -> bool:
 
 def pays(planner: Planner, offer: Offer, context: int = 0) -> bool | None:
     """Whether asking this source promises more than plain decoding; None: it was hardly tried, and might."""
-    price = _price(planner, context)
-    plain = 1 / _plain_seconds(planner, price)
+    price = price_of(planner, context)
+    plain = 1 / plain_seconds(planner, price)
     best = _best(planner, offer, offer.most, price)
     if planner.sources.get(offer.source, NOTHING_KNOWN).asks >= FEW_TRIALS:
         return best.rate > plain
@@ -163,7 +160,7 @@ def _best(planner: Planner, offer: Offer, most: int, price: Price) -> _Plan:
         most = min(START, most)
     record = known or NOTHING_KNOWN
     tokens = gains(record, offer, most)
-    seconds = _seconds(planner, record, offer, price)
+    seconds = cycle_seconds(planner, record, offer, price)
     # Every k: a forward's time jumps with its rows, so that a longer draft may be better again.
     rates = [tokens[k] / seconds(k) for k in range(1, most + 1)]
     k = rates.index(max(rates)) + 1
@@ -174,7 +171,7 @@ def _probe(planner: Planner, plan: _Plan, limit: int, price: Price, rate: float)
     """What to ask a source for that promises less than plain decoding: what loses least against `rate`."""
     record, offer = planner.sources.get(plan.offer.source, NOTHING_KNOWN), plan.offer
     k = min(_probe_size(offer), offer.most, limit)
-    short = _Plan(offer, k, gains(record, offer, k)[k], _seconds(planner, record, offer, price)(k))
+    short = _Plan(offer, k, gains(record, offer, k)[k], cycle_seconds(planner, record, offer, price)(k))
     return min(short, plan, key=lambda p: p.seconds - p.tokens / rate)
 
 
@@ -196,51 +193,6 @@ def _due(planner: Planner, probe: _Plan, rate: float, step: float, sources: int)
     if record.asks < TRIALS and could_win and planner.lost + loss <= HEAD_START + SPARE * planner.cycles:
         affordable = 0.0
     return planner.cycles - record.last >= waits(record, affordable)
-
-
-def _seconds(planner: Planner, record: SourceRecord, offer: Offer, price: Price) -> Callable[[int], float]:
-    """Expected seconds of a cycle by the k > 0 that it asks for. Rows are priced as if every session in the batch did
-    the same: a row that slows all of them must not look cheap because each pays a share. So are drafts that are
-    computed on the target's processor."""
-    batch, rows = max(1.0, planner.batch.y), record.rows.y if record.rows.weight else 1.0
-    if not record.network.weight:
-        known, way = EMPTY_LINE, 0.0 if offer.local else planner.draft_network.y
-    else:
-        known, way = record.seconds, record.network.y
-    others = max(1.0, batch / max(1.0, record.batch.y)) if offer.shares else 1.0
-    depth, draft = 1.0 if offer.tree else record.depth.y, known.line()
-    wait = max(planner.queue.y, record.wait.y * (1 - 1 / batch))  # nobody is waited for where nobody else is
-    return lambda k: max(1e-9, price(batch * (1 + k * rows), wait) + others * draft(k * depth) + way)
-
-
-def _plain_seconds(planner: Planner, price: Price) -> float:
-    return max(1e-9, price(max(1.0, planner.batch.y), planner.queue.y))
-
-
-def _price(planner: Planner, context: int) -> Price:
-    """Whoever finds others before it waits for forwards like its own: that grows with them."""
-    forward, network = _forward(planner, context), planner.network.y
-    return lambda rows, wait: (1 + wait) * forward(rows) + network
-
-
-def _forward(planner: Planner, context: int) -> Forward:
-    """As the table has it, times what forwards took over that; and once they have differed
-    in rows, with the slope that they showed. More rows never cost less, and the slope keeps to what leaves a positive
-    time."""
-    line, estimate = planner.verify, (planner.step_times or UNMEASURED).behind(context)
-    if not line.weight:
-        return estimate
-    middle = estimate(line.x)
-    measured, shown, through_origin = line.y * middle, middle * line.slope(0.0), line.y * middle / line.x
-
-    def seconds(rows: float) -> float:
-        if rows == line.x:
-            return measured
-        prior = line.y * (estimate(rows) - middle) / (rows - line.x)
-        slope = min(max(prior + shown, 0.0), max(through_origin, prior))
-        return measured + slope * (rows - line.x)
-
-    return seconds
 
 
 def observe(planner: Planner, cycle: CycleOutcome) -> Planner:
@@ -282,13 +234,13 @@ def _observe_verify(planner: Planner, cycle: CycleOutcome, seconds: float, numbe
 def _behind(planner: Planner, cycle: CycleOutcome) -> float:
     """Steps by which plain decoding would have been earlier with as many tokens as this cycle brought; its rows are
     priced as if all sessions had asked for as many."""
-    price = _price(planner, cycle.context)
+    price = price_of(planner, cycle.context)
     verify = price(max(1.0, planner.batch.y) * cycle.rows, planner.queue.y)
-    return (cycle.paid + verify) / _plain_seconds(planner, price) - (1 + cycle.accepted)
+    return (cycle.paid + verify) / plain_seconds(planner, price) - (1 + cycle.accepted)
 
 
 def _add_verify(planner: Planner, rows: float, told: bool, context: int, seconds: float) -> Line:
     if planner.verify.weight and planner.verify.y > 0:
-        seconds = min(seconds, OUTLIER * _forward(planner, context)(rows))
+        seconds = min(seconds, OUTLIER * forward_of(planner, context)(rows))
     at = rows if told or not planner.verify.weight else planner.verify.x  # a guess at rows says nothing of their price
     return planner.verify.add(at, seconds / (planner.step_times or UNMEASURED).estimate(rows, context))
