@@ -101,7 +101,7 @@ class Simulation:
                 self.at(self.now + COME_AGAIN, partial(self._cycle, [session]))
                 continue
             session.cycles += 1
-            session.k = self._plans.choose(session) if self._design.drafts else 0
+            session.k = session.wanted_draft = self._plans.choose(session) if self._design.drafts else 0
             if session.k and session.drafter is None:
                 self._fall_back(session, "no_drafter")
             if session.k and session.drafter is not None:
@@ -126,7 +126,7 @@ class Simulation:
             seconds = self.now - session.asked
             if seconds > session.draft_budget:
                 self._fall_back(session, "late")
-            elif session.k and session.drafter is not None:
+            elif session.drafter is not None:
                 session.drafted(seconds, session.drafter.batch)
         self._verify(sessions)
 

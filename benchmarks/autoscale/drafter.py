@@ -120,5 +120,7 @@ class Drafter:
         self.pod.running = [one.session for one in self._chains]
         for one in done:
             one.session.k = one.tokens
+            if not one.tokens:  # what it computed of the context is there when it is asked again
+                one.session.draft_held = one.session.context - one.pending
         if done:
             self._drafted([one.session for one in done])

@@ -125,7 +125,7 @@ def measured(target_name: str, draft: str, dtype: str) -> Times:
     target = prepared(target_name)
     what, starts, name = spec(target, draft, dtype), dict[str, float](), draft.partition(":")[0]
 
-    async def run() -> tuple[ReplicaInfo, Heard]:
+    async def run() -> tuple[ReplicaInfo, Heard, Heard]:
         begun = time.perf_counter()
 
         def progress(line: str) -> None:
@@ -133,12 +133,12 @@ def measured(target_name: str, draft: str, dtype: str) -> Times:
 
         with tempfile.TemporaryDirectory() as logs:
             async with Cluster(what, Path(logs), progress) as cluster:
-                await generate(cluster.address, name, 0, 4, DEPTH)  # warm, and the verifier's table learns
-                heard = await generate(cluster.address, name, 4, 1, DEPTH)
+                every = await generate(cluster.address, name, 0, len(BUILT_IN), DEPTH)  # the verifier's table learns
+                heard = await generate(cluster.address, name, len(BUILT_IN), 1, DEPTH)
                 [verifier] = [one for one in cluster.members if one.process.name.startswith("verifier")]
-                return await info_of(verifier.address), heard
+                return await info_of(verifier.address), heard, every
 
-    info, heard = asyncio.run(run())
+    info, heard, every = asyncio.run(run())
     assert info.step_times is not None, "a verifier that measured tells its table"
     step, table = draft_table(draft, target), heard.cycles
     law = median((c[3] / 1e6) / c[6] for c in table if c[6]) - step.estimate(1, 128)
@@ -152,7 +152,7 @@ def measured(target_name: str, draft: str, dtype: str) -> Times:
         target_start=starts["verifier"] - TUNE,
         draft_start=starts["drafter"],
         budget=info.token_budget,
-        alpha=heard.alpha,
+        alpha=every.alpha,
     )
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 LEARN = 0.2  # weight of a cycle in a running mean
 LOOK = 8  # cycles after which a drafter that does not pay is looked at again
 ALPHAS = 20  # steps from 0 to 1 in which plans tell acceptance rates apart
+TENTHS = 10  # steps in which they tell apart how much of a draft comes in time
 FIFTHS = 1 / math.log(1.2)
 PLAIN_CONTEXT = 256  # behind which a plan prices forwards
 DRAFT_TIMEOUT = 2.0  # seconds, the coordinator's default
@@ -29,9 +30,9 @@ DRAFT_TIMEOUT = 2.0  # seconds, the coordinator's default
 class Session:
     """context: tokens committed, prompt included; wanted: output tokens still to come. held, draft_held: tokens whose
     keys and values its verifier and its drafter have. k: draft tokens of the cycle in progress; pending: rows that its
-    present message still needs. busy: messages in a forward, queue: wait over the forward's own time, draft_busy,
-    draft_wait (seconds; draft_waited: the last one), draft_pace (seconds of a whole draft): running means of its own
-    cycles."""
+    present message still needs; wanted_draft: draft tokens asked for. busy: messages in a forward, queue: wait over the
+    forward's own time, draft_busy, draft_wait (seconds; draft_waited: the last one), draft_pace (seconds of a
+    whole draft), came (draft tokens that came in time over those asked for): running means of its own cycles."""
 
     generation: Generation
     context: int
@@ -53,6 +54,8 @@ class Session:
     draft_waited: float = 0.0
     draft_wait: float = 0.0
     draft_pace: float | None = None
+    came: float = 1.0
+    wanted_draft: int = 0
 
     @property
     def draft_budget(self) -> float:
@@ -61,6 +64,7 @@ class Session:
         return DRAFT_TIMEOUT if pace is None else min(DRAFT_TIMEOUT, GRACE + PATIENCE * pace)
 
     def drafted(self, seconds: float, busy: int) -> None:
+        self.came = _mean(self.came, self.k / self.wanted_draft)
         self.draft_pace = seconds if self.draft_pace is None else _mean(self.draft_pace, seconds)
         self.draft_wait = _mean(self.draft_wait, self.draft_waited)
         self.draft_busy = _mean(self.draft_busy, busy)
@@ -91,23 +95,29 @@ class Plans:
             return 0
         wait, draft_busy = session.draft_wait, session.draft_busy
         alpha = round(ALPHAS * session.generation.alpha)
-        key = (alpha, _step(session.busy), int(4 * session.queue), _step(1 + 50 * wait), _step(draft_busy))
+        came = math.ceil(TENTHS * session.came)
+        key = (alpha, _step(session.busy), int(4 * session.queue), _step(1 + 50 * wait), _step(draft_busy), came)
         best = self._known.get(key)
         if best is None:
-            best = self._known[key] = self._best(alpha, session.busy, session.queue, wait, draft_busy)
+            best = self._known[key] = self._best(alpha, session.busy, session.queue, wait, draft_busy, came / TENTHS)
         if not best and session.cycles % LOOK == 0:
             return min(PROBE, most)
         return min(best, most)
 
-    def _best(self, alpha: int, busy: float, queue: float, wait: float, draft_busy: float) -> int:
+    def _best(self, alpha: int, busy: float, queue: float, wait: float, draft_busy: float, came: float) -> int:
         tokens = self._tokens.get(alpha)
         if tokens is None:
             tokens = self._tokens[alpha] = [expected_tokens(alpha / ALPHAS, k) for k in range(self._most + 1)]
         line, step = self._target.line(PLAIN_CONTEXT), self._draft.seconds(draft_busy, PLAIN_CONTEXT)
 
         def rate(k: int) -> float:
-            verify = (1 + queue) * line(busy * (1 + k)) + self._way
-            return tokens[k] / (verify + (wait + self._draft_way + k * step if k else 0.0))
+            there = came * k
+            verify = (1 + queue) * line(busy * (1 + there)) + self._way
+            return at(there) / (verify + (wait + self._draft_way + there * step if k else 0.0))
+
+        def at(there: float) -> float:
+            whole = int(there)
+            return tokens[whole] + (there - whole) * (tokens[min(whole + 1, self._most)] - tokens[whole])
 
         best = max(range(1, self._most + 1), key=rate)
         return best if rate(best) > rate(0) * (1 + MARGIN * (1 - 1 / max(1.0, busy))) else 0
