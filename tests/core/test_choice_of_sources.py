@@ -266,10 +266,11 @@ def test_a_draft_that_makes_its_session_miss_the_others_forward_costs_that_forwa
     assert (choose(planner, [Offer("suffix", LIMIT)], LIMIT)[1] > 0) is asks
 
 
+@pytest.mark.parametrize("batch", [1.0, 8.0])
 @pytest.mark.parametrize("idle", [RESTING // 2, 4 * RESTING, 32 * RESTING])
-def test_the_longer_a_source_was_left_alone_the_fewer_cycles_look_at_it(idle: int) -> None:
-    """It would be worth asking all the while; a lookup with a clear match is, in every cycle, but a pair of words that
-    has been there before is not priced each time."""
+def test_the_longer_a_source_was_left_alone_the_fewer_cycles_look_at_it(idle: int, batch: float) -> None:
+    """It would be worth asking all the while; a lookup with a clear match is, in every cycle, and among many a pair of
+    words that has been there before is not priced each time."""
     some = 2 * idle // LOOK if idle > RESTING else RESTING - idle
     planner = Planner()
     for _ in range(20):
@@ -278,12 +279,12 @@ def test_the_longer_a_source_was_left_alone_the_fewer_cycles_look_at_it(idle: in
     for _ in range(idle):
         planner = observe(planner, PLAIN)
     known = replace(planner.sources["good"], promising=False)
-    planner = replace(planner, sources=dict.fromkeys(("good", "pair", "copy"), known))
+    planner = replace(planner, sources=dict.fromkeys(("good", "pair", "copy"), known), batch=Line(1.0, y=batch))
     asked, pairs = [], []
     for _ in range(some):
         asked.append(choose(planner, [good], LIMIT)[1] > 0)
         pairs.append(choose(planner, [replace(good, source="pair", matched=2)], LIMIT)[1] > 0)
         assert choose(planner, [copy], LIMIT)[1] > 0
-        planner = observe(planner, PLAIN)
-    assert pairs == asked
+        planner = observe(planner, replace(PLAIN, batch=int(batch)))
+    assert pairs == (asked if batch > 1 else [True] * some)
     assert sum(asked) == (1 if idle > RESTING else some)

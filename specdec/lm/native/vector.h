@@ -12,7 +12,6 @@ typedef float v16u __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t i16 __attribute__((vector_size(64)));
 typedef uint32_t u16 __attribute__((vector_size(64)));
 typedef uint16_t h16u __attribute__((vector_size(32), aligned(2), may_alias));
-typedef int8_t b16u __attribute__((vector_size(16), aligned(1), may_alias));
 
 #define LANES 16
 #define ROUND_UP(n, m) (((n) + (m) - 1) / (m) * (m))
