@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from benchmarks.autoscale.times import Forwards, Times
 from benchmarks.autoscale.traces import Generation
 from coordinator.drafting import GRACE, PATIENCE
@@ -110,14 +112,12 @@ class Plans:
             tokens = self._tokens[alpha] = [expected_tokens(alpha / ALPHAS, k) for k in range(self._most + 1)]
         line, step = self._target.line(PLAIN_CONTEXT), self._draft.seconds(draft_busy, PLAIN_CONTEXT)
 
-        def rate(k: int) -> float:
-            there = came * k
-            verify = (1 + queue) * line(busy * (1 + there)) + self._way
-            return at(there) / (verify + (wait + self._draft_way + there * step if k else 0.0))
+        there = came * np.arange(self._most + 1)
+        brings = np.interp(there, np.arange(self._most + 1), tokens)
 
-        def at(there: float) -> float:
-            whole = int(there)
-            return tokens[whole] + (there - whole) * (tokens[min(whole + 1, self._most)] - tokens[whole])
+        def rate(k: int) -> float:
+            verify = (1 + queue) * line(busy * (1 + there[k])) + self._way
+            return float(brings[k] / (verify + (wait + self._draft_way + there[k] * step if k else 0.0)))
 
         best = max(range(1, self._most + 1), key=rate)
         return best if rate(best) > rate(0) * (1 + MARGIN * (1 - 1 / max(1.0, busy))) else 0

@@ -180,33 +180,27 @@ static inline __attribute__((always_inline)) void mix_rows(const Attended *t, in
     }
 }
 
-static inline __attribute__((always_inline)) void score_block(const Attended *t, int64_t first, int64_t rows, int narrow) {
-    switch (rows) {
-#define ROWS(n) case n: score_rows(t, first, n, narrow); break;
-        CASES(ROWS)
+/* `score_rows` or `mix_rows` of all rows, a block after the other. */
+static inline __attribute__((always_inline)) void each_block(const Attended *t, int64_t count, int mix, int narrow) {
+    for (int64_t pass = 0; pass < passes_of(count); pass++) {
+        int64_t first = first_of(pass, count);
+        switch (first_of(pass + 1, count) - first) {
+#define ROWS(n) case n: if (mix) mix_rows(t, first, n, narrow); else score_rows(t, first, n, narrow); break;
+            CASES(ROWS)
 #undef ROWS
-    }
-}
-
-static inline __attribute__((always_inline)) void mix_block(const Attended *t, int64_t first, int64_t rows, int narrow) {
-    switch (rows) {
-#define ROWS(n) case n: mix_rows(t, first, n, narrow); break;
-        CASES(ROWS)
-#undef ROWS
+        }
     }
 }
 
 static inline __attribute__((always_inline)) void attend_kind(
     const Attended *t, int64_t count, const int64_t *rows, int windowed, int narrow) {
-    for (int64_t pass = 0; pass < passes_of(count); pass++)
-        score_block(t, first_of(pass, count), first_of(pass + 1, count) - first_of(pass, count), narrow);
+    each_block(t, count, 0, narrow);
     for (int64_t i = 0; i < count; i++) {
         float *scores = t->scores + i * t->columns;
         mask(t->segment, rows[i], windowed, scores, t->columns);
         t->sums[i] = soften(scores, t->columns, (float)t->model->scale, scores, 0);
     }
-    for (int64_t pass = 0; pass < passes_of(count); pass++)
-        mix_block(t, first_of(pass, count), first_of(pass + 1, count) - first_of(pass, count), narrow);
+    each_block(t, count, 1, narrow);
 }
 
 static void attend_vectors(const Model *m, const Batch *b, const Segment *s, int64_t layer, int64_t head, const float **query,

@@ -5,6 +5,11 @@
 #include "tiles.h"
 #include "vectors.h"
 
+enum { CLAIMED = 4 };  /* panels a thread takes at a time */
+#ifdef __AMX_BF16__
+_Static_assert(CLAIMED <= TILE_PANELS, "tile_many has room for the sums of so many panels");
+#endif
+
 /* All panels, by whoever is free. Gate and up panels stay together. */
 static void gemm(const Model *model, const Linear *linear, const void *a, int64_t rows, const Target *to, Member *me) {
     int64_t panels = linear->n / LANES;

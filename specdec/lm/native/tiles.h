@@ -5,12 +5,10 @@
 #include <immintrin.h>
 #endif
 
-enum { CLAIMED = 4 };  /* panels a thread takes at a time */
 enum { TILE = 512 };  /* elements of a weight tile: 16 pairs of inputs x 16 outputs x 2 */
 
 #ifdef __AMX_BF16__
 enum { TILE_PANELS = 4 };
-_Static_assert(CLAIMED <= TILE_PANELS, "tile_many has room for the sums of so many panels");
 
 /* Tiles `first` to `last` hold `rows` rows, the others 16: fewer rows of activations cost less. */
 static void configure(int first, int last, int64_t rows) {

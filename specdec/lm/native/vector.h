@@ -56,13 +56,6 @@ static inline vn load_n_i8(const int8_t *p) {
     return __builtin_convertvector(__builtin_convertvector(*(const bnu *)p, in), vn);
 #endif
 }
-static inline v16 load_bf16(const uint16_t *p) {
-#ifdef __AVX512F__
-    return load_n_bf16(p);
-#else
-    return (v16)(__builtin_convertvector(*(const h16u *)p, u16) << 16);
-#endif
-}
 /* To nearest, ties to even; NaN stays NaN. */
 static inline void store_bf16(uint16_t *p, v16 x) {
 #ifdef __AVX512BF16__

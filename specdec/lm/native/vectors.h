@@ -45,9 +45,10 @@ static inline __attribute__((always_inline)) void vector_rows(
     if (panels == BLOCK_PANELS) vector_block(linear, a, rows, panel, BLOCK_PANELS, kind, c);
     else for (int p = 0; p < panels; p++)
         vector_block(linear, a, rows, panel + p, 1, kind, (float (*)[2 * LANES])(c[0] + p * LANES));
-    for (int r = 0; r < rows; r++)
-        for (int p = 0; p < panels; p += to->mode == SWIGLU ? 2 : 1)
-            finish(linear, to, row + r, panel + p, load_f32(c[r] + p * LANES), load_f32(c[r] + LANES), 0);
+    for (int r = 0; r < rows; r++) {
+        if (to->mode == SWIGLU) finish(linear, to, row + r, panel, load_f32(c[r]), load_f32(c[r] + LANES), 0);
+        else for (int p = 0; p < panels; p++) finish(linear, to, row + r, panel + p, load_f32(c[r] + p * LANES), (v16){}, 0);
+    }
 }
 
 /* One or two panels. */

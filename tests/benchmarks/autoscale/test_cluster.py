@@ -13,10 +13,12 @@ from benchmarks.autoscale.manifests import read_scalers
 from benchmarks.autoscale.outcome import PAIRED, PLAIN, SEPARATE, Design, Outcome, Settings
 from benchmarks.autoscale.pool import FOUND, SCHEDULED
 from benchmarks.autoscale.scrape import LABELS, SIMULATED
+from benchmarks.autoscale.sessions import Plans, Session
 from benchmarks.autoscale.times import DEFAULT, Forwards, read_times, write_times
 from benchmarks.autoscale.traces import SHAPES, Generation, Shape, Traffic, arrivals
 from specdec.core.errors import ConfigError
 from specdec.core.speedup import expected_tokens
+from specdec.core.step_time import StepTimeTable
 from tests.benchmarks.autoscale.tables import DRAFT_STEP, DRAFT_WAY, TARGET_STEP, TIMES, WAY, scalers
 
 ONE = {"target": 1, "draft": 1, "coordinator": 1}
@@ -51,6 +53,20 @@ def test_a_draft_takes_its_steps_and_the_way_there_and_back(simulate: Simulate) 
     outcome = simulate([Generation(0.0, 10, 10, 1.0)])
     assert outcome.counts["specdec_cycles_total"] == 1
     assert outcome.end == pytest.approx(DRAFT_WAY + 9 * DRAFT_STEP + TARGET_STEP)
+
+
+def test_what_a_drafter_computed_of_a_context_is_there_when_it_is_asked_again(tmp_path: Path) -> None:
+    """400 rows do not fit the time that one draft has, but those that are left fit the next one's."""
+    slow = StepTimeTable.of((1, 64, 256), (128,), [[0.01], [0.3], [1.2]])
+    load = [Generation(0.0, 400, 60, 1.0)]
+    outcome = Simulation(SEPARATE, scalers(tmp_path), replace(TIMES, draft=slow), load, FIXED, 1).run()
+    assert outcome.counts["specdec_num_accepted_tokens_total"] > 40
+
+
+def test_a_draft_of_which_little_comes_in_time_is_not_worth_its_wait() -> None:
+    plans, session = Plans(TIMES, 16), Session(Generation(0.0, 10, 100, 0.95), 10, 100, cycles=1, draft_wait=0.3)
+    assert plans.choose(session) > 4
+    assert plans.choose(replace(session, came=0.1)) == 0
 
 
 def test_sessions_share_forwards(simulate: Simulate) -> None:
