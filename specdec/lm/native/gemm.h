@@ -2,8 +2,8 @@
  * a row's result does not depend on its batch. */
 #pragma once
 #include "team.h"
-#include "tiles.h"
-#include "vectors.h"
+#include "gemm_tiles.h"
+#include "gemm_vectors.h"
 
 enum { CLAIMED = 4 };  /* panels a thread takes at a time */
 #ifdef __AMX_BF16__
